@@ -1,0 +1,395 @@
+"""Executors: a client function over a cohort, one client after another or stacked, over worker processes.
+
+Which clients are stacked together depends on the cohort alone, never on the number of workers, and
+every worker computes with one thread: so any number of workers gives the same bits.
+"""
+
+import json
+import math
+import multiprocessing
+import os
+import signal
+import traceback
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from . import seeds, tree
+from .errors import RunFailed
+from .fit import measure
+from .method import Each, Method, Same
+from .shard import Shard, batches_an_epoch
+from .store import ClientStore, table
+from .task import Batch, Task, cross_entropy
+from .tree import Params, Tree
+
+Style = Literal["vectorised", "one_by_one"]
+ClientFunction = Callable[..., Tree]
+
+TEST_BATCH = 64  # rows of a stacked test batch
+GROUP_BYTES = 1 << 30  # what the stacked tensors of a group may take
+STEP_OVERHEAD = 5e-4  # seconds that a stacked step costs besides its arithmetic; only ratios matter
+FLOPS_A_SECOND = 2e10  # of one core on small matrices; only ratios matter
+
+
+class Population(NamedTuple):
+    """All clients' data: two tables, and who has which rows."""
+
+    x: Tensor
+    y: Tensor
+    train: list[np.ndarray]
+    test: list[np.ndarray]
+    n_classes: int
+    seed: int
+    smallest: int  # batch, for training
+
+    def sizes(self) -> Tensor:
+        return torch.tensor([len(rows) for rows in self.train])
+
+    def shards(self, ids: Sequence[int], part: Literal["train", "test"], purpose: str, round: int) -> Shard:
+        """The shards of some clients, stacked (but for the tables)."""
+        own = [(self.train if part == "train" else self.test)[i] for i in ids]
+        sizes = np.array([len(rows) for rows in own])
+        rows = np.zeros((len(own), max(1, int(sizes.max(initial=0)))), np.int64)
+        counts = np.zeros((len(own), self.n_classes), np.float32)
+        labels = self.y.numpy()
+        for i, client in enumerate(ids):
+            rows[i, : sizes[i]] = own[i]
+            if self.y.dim() == 1:
+                counts[i] = np.bincount(labels[self.train[client]], minlength=self.n_classes)
+        return Shard(
+            self.x,
+            self.y,
+            torch.from_numpy(rows),
+            torch.from_numpy(sizes),
+            torch.from_numpy(counts),
+            torch.tensor([seeds.key_of(self.seed, purpose, round, i) for i in ids]),
+            torch.full((len(own),), round),
+            torch.full((len(own),), self.smallest),
+        )
+
+
+# One function, two ways to run it over a group
+
+
+def run_group(style: Style, fn: ClientFunction, message: Same | Each, *stacked: Tree) -> Tree:
+    """`fn(received, *rows)` for every client of a group; results are stacked."""
+    with torch.no_grad():
+        return (one_by_one if style == "one_by_one" else vectorised)(fn, message, *stacked)
+
+
+def one_by_one(fn: ClientFunction, message: Same | Each, *stacked: Tree) -> Tree:
+    def received(i: int) -> Tree:
+        return message.tree if isinstance(message, Same) else tree.row(message.tree, i)
+
+    n = _n_rows(stacked)
+    return tree.stack([fn(received(i), *[_row(part, i) for part in stacked]) for i in range(n)])
+
+
+def vectorised(fn: ClientFunction, message: Same | Each, *stacked: Tree) -> Tree:
+    dims = tuple(Shard(None, None, *[0] * 6) if isinstance(part, Shard) else 0 for part in stacked)  # type: ignore[arg-type]
+    call = torch.vmap(fn, in_dims=(None if isinstance(message, Same) or not tree.leaves(message.tree) else 0, *dims))
+    return call(message.tree, *stacked)
+
+
+def _row(part: Tree, i: int) -> Tree:
+    if isinstance(part, Shard):
+        return Shard(part.x, part.y, *[x[i] for x in part[2:]])
+    return tree.row(part, i)
+
+
+def _n_rows(stacked: Sequence[Tree]) -> int:
+    return next(len(part.size) for part in stacked if isinstance(part, Shard))
+
+
+# Client functions
+
+
+def train_function(method: Method, task: Task) -> ClientFunction:
+    def train(received: Tree, client: Tree, shard: Shard) -> Tree:
+        client, upload, metrics = method.train(task, received, client, shard)
+        return client, upload, metrics
+
+    return train
+
+
+def personal_function(method: Method, task: Task) -> ClientFunction:
+    """The client's personal model."""
+
+    def personalize(received: Tree, client: Tree, shard: Shard) -> Tree:
+        return method.personalize(task, received, client, shard)
+
+    return personalize
+
+
+def score_function(method: Method, task: Task) -> ClientFunction:
+    """Hits and loss of the personal model on the client's test rows."""
+
+    def score(received: Tree, client: Tree, train: Shard, test: Shard) -> Tree:
+        personal = method.personalize(task, received, client, train)
+
+        def on_batch(personal: Tree, batch: Batch) -> Tree:
+            return hits_and_loss(method.predict(task, personal, batch.x), batch)
+
+        return measure(on_batch, personal, test, TEST_BATCH)
+
+    return score
+
+
+def generic_function(task: Task) -> ClientFunction:
+    """Hits and loss of one model, the received one, on the client's test rows."""
+
+    def score(received: Params, test: Shard) -> Tree:
+        def on_batch(params: Params, batch: Batch) -> Tree:
+            return hits_and_loss(task.logits(params, batch.x), batch)
+
+        return measure(on_batch, received, test, TEST_BATCH)
+
+    return score
+
+
+def hits_and_loss(logits: Tensor, batch: Batch) -> dict[str, Tensor]:
+    right = (logits.argmax(-1) == batch.y).to(torch.float32).reshape(len(batch.mask), -1).mean(1)
+    n = batch.mask.sum()
+    return {"hits": (right * batch.mask).sum(), "loss": cross_entropy(logits, batch) * n, "n": n}
+
+
+# Groups
+
+
+def groups(n_steps: Sequence[int], step_seconds: float, client_bytes: int) -> list[list[int]]:
+    """Which places of a cohort are stacked together: clients of like length, groups of like cost."""
+    order = sorted(range(len(n_steps)), key=lambda i: (-n_steps[i], i))
+    longest = max(n_steps, default=0)
+    work = step_seconds * sum(n_steps)
+    wanted = min(16, max(2, round(work / max(longest * STEP_OVERHEAD, 1e-9))))
+    most = max(1, GROUP_BYTES // max(client_bytes, 1))
+    fair = (work + longest * STEP_OVERHEAD) / wanted
+    out: list[list[int]] = []
+    cost = math.inf
+    for i in order:
+        if cost + n_steps[i] * step_seconds / 2 > fair or len(out[-1]) >= most:
+            out.append([])
+            cost = n_steps[i] * STEP_OVERHEAD
+        out[-1].append(i)
+        cost += n_steps[i] * step_seconds
+    return out
+
+
+class Job(NamedTuple):
+    """What one group has to do."""
+
+    kind: str  # train, score, sum or generic
+    round: int
+    each: bool  # whether every client has a message of its own
+    group: int  # its number in the cohort
+    places: list[int]  # of its clients in the cohort
+    ids: list[int]  # of its clients
+
+
+class Executor:
+    """Runs client functions over cohorts; its workers share the store and the tables of messages and results."""
+
+    def __init__(
+        self,
+        method: Method,
+        task: Task,
+        population: Population,
+        store: ClientStore,
+        message: Same | Each,
+        style: Style,
+        n_workers: int,
+        capacity: int,
+    ) -> None:
+        self.method, self.task, self.population, self.store = method, task, population, store
+        self.style, self.capacity = style, capacity
+        self.step_seconds = 3 * task.flops * method.solver.batch / FLOPS_A_SECOND
+        one = tree.row(message.tree, 0) if isinstance(message, Each) else message.tree
+        self._same = table(one, 1)
+        self._each = table(one, capacity)
+        self._generic = table(task.initial, 1)
+        self.template = self._probe(one)
+        self._trained = table(self.template, capacity)
+        self._scores = table({name: torch.zeros(()) for name in ("hits", "loss", "n")}, capacity)
+        self._sums = table(task.initial, capacity)
+        self._crew = _Crew(n_workers, self._do) if n_workers > 1 else None
+
+    def _probe(self, received: Tree) -> Tree:
+        """What training returns, learned from a client with no rows."""
+        nobody = self.population._replace(train=[np.zeros(0, np.int64)], test=[np.zeros(0, np.int64)])
+        shard = _row(nobody.shards([0], "train", "probe", 0), 0)
+        with torch.no_grad():
+            return train_function(self.method, self.task)(received, self.store.initial, shard)
+
+    def close(self) -> None:
+        if self._crew is not None:
+            self._crew.close()
+
+    # What the run asks for
+
+    def train(self, round: int, message: Same | Each, ids: list[int]) -> tuple[Tree, Tree, dict[str, Tensor]]:
+        """New state, uploads and metrics of a cohort, in the order of ids."""
+        self._deliver(message, len(ids))
+        steps = self._n_steps(ids)
+        bytes_each = 4 * (tree.n_bytes(self.template) + tree.n_bytes(self.task.initial))
+        self._spread("train", round, isinstance(message, Each), ids, steps, bytes_each)
+        return tree.map(lambda x: x[: len(ids)].clone(), self._trained)  # type: ignore[no-any-return]
+
+    def score(self, round: int, message: Same | Each, ids: list[int]) -> dict[str, Tensor]:
+        """Hits, loss and number of test rows of each client's personal model."""
+        self._deliver(message, len(ids))
+        return self._scored("score", round, isinstance(message, Each), ids)
+
+    def score_generic(self, params: Params, ids: list[int]) -> dict[str, Tensor]:
+        """The same of one model on every client's test rows."""
+        for name, x in self._generic.items():
+            x[0] = params[name]
+        return self._scored("generic", 0, False, ids)
+
+    def sum_of_personal(self, round: int, message: Same | Each, ids: list[int]) -> Params:
+        """The sum of the clients' personal models, weighted by their training rows."""
+        self._deliver(message, len(ids))
+        n_groups = self._spread("sum", round, isinstance(message, Each), ids, self._n_steps(ids), 1)
+        return tree.map(lambda x: x[:n_groups].sum(0), self._sums)  # type: ignore[no-any-return]
+
+    def _scored(self, kind: str, round: int, each: bool, ids: list[int]) -> dict[str, Tensor]:
+        n_rows = [len(self.population.test[i]) + 1 for i in ids]
+        bytes_each = 2 * tree.n_bytes(self.task.initial)
+        self._spread(kind, round, each, ids, n_rows, bytes_each)
+        return tree.map(lambda x: x[: len(ids)].clone(), self._scores)  # type: ignore[no-any-return]
+
+    def _n_steps(self, ids: list[int]) -> list[int]:
+        solver = self.method.solver
+        if solver.steps is not None:
+            return [solver.steps] * len(ids)
+        sizes = np.array([len(self.population.train[i]) for i in ids])
+        per_epoch = batches_an_epoch(sizes, solver.batch, self.population.smallest)
+        return [int(n) for n in np.maximum(solver.epochs, 1) * per_epoch]
+
+    def _deliver(self, message: Same | Each, n: int) -> None:
+        if n > self.capacity:
+            raise ValueError(f"a cohort of {n} clients, room for {self.capacity}")
+        to = self._each if isinstance(message, Each) else self._same
+        for whole, new in zip(tree.leaves(to), tree.leaves(message.tree), strict=True):
+            if isinstance(message, Each):
+                whole[:n] = new
+            else:
+                whole[0] = new
+
+    def _spread(self, kind: str, round: int, each: bool, ids: list[int], costs: list[int], client_bytes: int) -> int:
+        """Do all groups of a cohort, here or over the workers, and say how many there were."""
+        seconds = self.step_seconds if kind == "train" else self.step_seconds / self.method.solver.batch
+        plan = groups(costs, seconds, client_bytes)
+        jobs = [Job(kind, round, each, k, places, [ids[i] for i in places]) for k, places in enumerate(plan)]
+        if self._crew is None:
+            for job in jobs:
+                self._do(job)
+        else:
+            self._crew.do(jobs)
+        return len(jobs)
+
+    # What a worker does
+
+    def _do(self, job: Job) -> None:
+        """One group: read its messages and states, run, write its results."""
+        places = torch.tensor(job.places)
+        tests = self.population.shards(job.ids, "test", "test", 0)
+        if job.kind == "generic":
+            whole = Same(tree.row(self._generic, 0))
+            return _write(self._scores, places, run_group(self.style, generic_function(self.task), whole, tests))
+        message = Each(tree.rows(self._each, places)) if job.each else Same(tree.row(self._same, 0))
+        clients = self.store.rows(torch.tensor(job.ids))
+        if job.kind == "train":
+            shards = self.population.shards(job.ids, "train", "train", job.round)
+            fn = train_function(self.method, self.task)
+            return _write(self._trained, places, run_group(self.style, fn, message, clients, shards))
+        shards = self.population.shards(job.ids, "train", "personalize", job.round)
+        if job.kind == "score":
+            fn = score_function(self.method, self.task)
+            return _write(self._scores, places, run_group(self.style, fn, message, clients, shards, tests))
+        personal = run_group(self.style, personal_function(self.method, self.task), message, clients, shards)
+        weight = shards.size.to(torch.float32)
+        _write(self._sums, torch.tensor([job.group]), tree.map(lambda x: torch.tensordot(weight, x, 1)[None], personal))
+
+
+def _write(to: Tree, places: Tensor, new: Tree) -> None:
+    aligned = tree.map(lambda _, x: x, to, new)
+    for whole, part in zip(tree.leaves(to), tree.leaves(aligned), strict=True):
+        whole[places] = part
+
+
+class _Crew:
+    """Worker processes, forked, so that they see the same memory; each takes the next job when it is free."""
+
+    def __init__(self, n_workers: int, do: Callable[[Job], None]) -> None:
+        fork = multiprocessing.get_context("fork")
+        pipes = [fork.Pipe() for _ in range(n_workers)]
+        self._ends: list[Connection] = [ours for ours, _ in pipes]
+        self._processes = []
+        for k, (_, theirs) in enumerate(pipes):
+            others = [end for i, pair in enumerate(pipes) for end in pair if not (i == k and end is theirs)]
+            process = fork.Process(target=_work, args=(theirs, others, do), daemon=True)
+            process.start()
+            self._processes.append(process)
+        for _, theirs in pipes:
+            theirs.close()
+
+    def do(self, jobs: list[Job]) -> None:
+        waiting = list(reversed(jobs))
+        busy: dict[Connection, Job] = {}
+        failure = ""
+        for end in self._ends:
+            if waiting:
+                busy[end] = self._give(end, waiting.pop())
+        while busy:
+            for end in wait(list(busy)):
+                assert isinstance(end, Connection)
+                job = busy.pop(end)
+                try:
+                    answer = end.recv_bytes().decode()
+                except EOFError:
+                    raise RunFailed(
+                        f"a worker process ended while it had clients {job.ids} in round {job.round + 1}; was it out "
+                        "of memory? Go on with `plures resume`, perhaps with fewer --workers"
+                    ) from None
+                failure = failure or answer
+                if waiting and not failure:
+                    busy[end] = self._give(end, waiting.pop())
+        if failure:
+            raise RunFailed(f"a client function failed; rerun with --executor one_by_one to learn which client\n{failure}")
+
+    @staticmethod
+    def _give(end: Connection, job: Job) -> Job:
+        end.send_bytes(json.dumps(job).encode())
+        return job
+
+    def close(self) -> None:
+        for end in self._ends:
+            end.close()
+        for process in self._processes:
+            process.join(timeout=2)
+            if process.is_alive():
+                process.kill()
+
+
+def _work(mine: Connection, others: list[Connection], do: Callable[[Job], None]) -> None:
+    for end in others:
+        end.close()  # else the end of the main process would not be seen
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process decides
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    torch.set_num_threads(1)
+    while True:
+        try:
+            job = Job(*json.loads(mine.recv_bytes()))
+        except EOFError:
+            os._exit(0)
+        try:
+            do(job)
+            answer = ""
+        except BaseException:
+            answer = traceback.format_exc()
+        mine.send_bytes(answer.encode())

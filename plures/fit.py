@@ -1,0 +1,364 @@
+"""The only loops over examples: `fit` moves a tree down the slope of an objective, `measure` sums a function.
+
+Both are written for one client and called in the middle of a client function. When that function
+is vmapped over clients, they do not step to the end of the longest client: they are operations
+with a batching rule of their own, which sorts clients by number of steps, so that the live ones
+are always the first rows of every stacked tensor. Nothing is padded but last batches.
+
+An objective is `objective(params, batch, *given) -> scalar`. It may close over settings and the
+task, never over a client's tensors: those are passed as `given`, so that they can be stacked.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from . import tree
+from .shard import Plan, Shard, batches_an_epoch, plan
+from .task import Batch
+from .tree import Tree
+
+Objective = Callable[..., Tensor]
+
+
+@dataclass(frozen=True)
+class Solver:
+    """How a tree is moved down a slope, and for how long. State is fresh at every `fit`."""
+
+    kind: Literal["sgd", "adam"] = "sgd"
+    lr: float = 0.1
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    decay: float = 1.0  # of the learning rate, a round
+    batch: int = 10
+    epochs: int = 1
+    steps: int | None = None  # instead of epochs
+    box: tuple[float, float] | None = None  # values are clipped into it after every step
+
+    def rate(self, round: Tensor) -> Tensor:
+        """The learning rate of a round."""
+        return self.lr * self.decay**round
+
+    def for_epochs(self, epochs: int) -> "Solver":
+        return dataclasses.replace(self, epochs=epochs, steps=None)
+
+    def for_steps(self, steps: int) -> "Solver":
+        return dataclasses.replace(self, steps=steps)
+
+
+@dataclass(frozen=True)
+class Plateau:
+    """A client stops after an epoch when its last losses hardly differ."""
+
+    window: int = 10  # epochs looked at; at least one more must have passed
+    threshold: float = 0.01  # standard deviation below which it stops
+    loss_of: Literal["last_batch", "epoch_mean"] = "last_batch"
+
+
+class Fitted(NamedTuple):
+    params: Tree
+    loss: Tensor  # mean over the steps
+    steps: Tensor  # how many were taken
+
+
+def fit(
+    objective: Objective,
+    params: Tree,
+    shard: Shard,
+    solver: Solver,
+    given: tuple[Tree, ...] = (),
+    epochs: Tensor | None = None,
+    stop: Plateau | None = None,
+) -> Fitted:
+    """Train `params` on the shard. `epochs`, one number a client, replaces the solver's."""
+    leaves, params_spec = tree.flatten(params)
+    given_leaves, given_spec = tree.flatten(given)
+    if epochs is not None:
+        length, unit = epochs, "epochs"
+    elif solver.steps is not None:
+        length, unit = torch.tensor(solver.steps), "steps"
+    else:
+        length, unit = torch.tensor(solver.epochs), "epochs"
+    job = _Job(_fit, objective, solver, unit, stop, params_spec, given_spec, len(leaves), len(given_leaves), _Found())
+    out = _Loop.apply(job, *leaves, *given_leaves, *shard, length)
+    return Fitted(tree.unflatten(out[:-2], params_spec), out[-2], out[-1])
+
+
+def measure(
+    fn: Callable[..., Tree], params: Tree, shard: Shard, batch: int, given: tuple[Tree, ...] = ()
+) -> Tree:
+    """The sum of `fn(params, batch, *given)` over the shard, in batches of `batch` rows, in order."""
+
+
+    def on_batch(_: tuple[()], batch: Batch, params: Tree, *given: Tree) -> Tree:
+        return fn(params, batch, *given)
+
+    # All that is read is given: what all clients share is then not copied for each of them.
+    _, nothing = tree.flatten(())
+    leaves, spec = tree.flatten((params, *given))
+    found = _Found()
+    job = _Job(_measure, on_batch, Solver(batch=batch), "epochs", None, nothing, spec, 0, len(leaves), found)
+    out = _Loop.apply(job, *leaves, *shard, torch.tensor(1))
+    return tree.unflatten(out, found.spec)
+
+
+class _Found:
+    """The structure of what `fn` of a `measure` returns, known when it has been called."""
+
+    spec: Any = None
+
+
+class _Job(NamedTuple):
+    run: Callable[..., list[Tensor]]
+    fn: Callable[..., Any]
+    solver: Solver
+    unit: str
+    stop: Plateau | None
+    params_spec: Any
+    given_spec: Any
+    n_params: int
+    n_given: int
+    found: _Found
+
+
+class _Loop(torch.autograd.Function):
+    """One operation over one client; under vmap, over many."""
+
+    @staticmethod
+    def forward(job: _Job, *tensors: Tensor) -> tuple[Tensor, ...]:
+        dims = [0 if i not in _tables(job) else None for i in range(len(tensors))]
+        stacked = [x.unsqueeze(0) if dim == 0 else x for x, dim in zip(tensors, dims, strict=True)]
+        return tuple(x.squeeze(0) for x in _stacked_loop(job, stacked, dims, 1))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Sequence[Any], job: _Job, *tensors: Tensor) -> Any:
+        dims = [None if d is None else 0 for d in in_dims[1:]]
+        stacked = [x if d is None else x.movedim(d, 0) for x, d in zip(tensors, in_dims[1:], strict=True)]
+        out = _stacked_loop(job, stacked, dims, info.batch_size)
+        return tuple(out), (0,) * len(out)
+
+
+def _tables(job: _Job) -> tuple[int, int]:
+    """Where x and y are among the tensors: all clients of a stack share them."""
+    return job.n_params + job.n_given, job.n_params + job.n_given + 1
+
+
+def _stacked_loop(job: _Job, tensors: list[Tensor], dims: list[int | None], n: int) -> list[Tensor]:
+    """Stack what is not stacked, plan the batches, run, and put the rows back in their old order."""
+
+    def stacked(i: int) -> Tensor:
+        return tensors[i] if dims[i] == 0 else tensors[i].expand(n, *tensors[i].shape)
+
+    first_given, first_shard = job.n_params, job.n_params + job.n_given
+    x_at, y_at = _tables(job)
+    if dims[x_at] is not None or dims[y_at] is not None:
+        raise TypeError("a shard's x and y are tables that all clients share; they cannot be stacked")
+    shard = Shard(*[tensors[i] if i in (x_at, y_at) else stacked(i) for i in range(first_shard, first_shard + 8)])
+    length = stacked(len(tensors) - 1).numpy()
+    sizes, smallest = shard.size.numpy(), int(shard.smallest.max())
+    shuffle = job.run is _fit
+    if job.unit == "epochs":
+        n_steps = length * batches_an_epoch(sizes, job.solver.batch, smallest if shuffle else 1)
+    else:
+        n_steps = length
+    batches = plan(
+        shard.rows.numpy(), sizes, shard.key.numpy(), n_steps, job.solver.batch, smallest if shuffle else 1, shuffle
+    )
+    order = torch.from_numpy(batches.sorted_clients)
+    params = [stacked(i)[order] for i in range(job.n_params)]  # fresh memory: updated in place
+    given = [tensors[i][order] if dims[i] == 0 else tensors[i] for i in range(first_given, first_shard)]
+    call = _caller(job, dims[first_given:first_shard], n)
+    out = job.run(job, call, params, given, dims[first_given:first_shard], shard, shard.counts[order], batches)
+    back = torch.empty_like(order)
+    back[order] = torch.arange(n)
+    return [x[back] for x in out]
+
+
+def _caller(job: _Job, given_dims: Sequence[int | None], n: int) -> Callable[..., Any]:
+    """`fn` over the first rows of stacked tensors: called as it is for one client, vmapped for many."""
+
+    def one(params: list[Tensor], batch: Batch, given: list[Tensor]) -> Any:
+        return job.fn(tree.unflatten(params, job.params_spec), batch, *tree.unflatten(given, job.given_spec))
+
+    if n == 1:
+
+        def alone(params: list[Tensor], batch: Batch, given: list[Tensor]) -> Any:
+            own = [x[0] if d == 0 else x for x, d in zip(given, given_dims, strict=True)]
+            out = one([x[0] for x in params], Batch(*[x[0] for x in batch]), own)
+            return tree.map(lambda x: x.unsqueeze(0), out)
+
+        return alone
+    return torch.vmap(one, in_dims=(0, 0, list(given_dims)))
+
+
+def _fit(
+    job: _Job,
+    call: Callable[..., Tensor],
+    full: list[Tensor],
+    given: list[Tensor],
+    given_dims: Sequence[int | None],
+    shard: Shard,
+    counts: Tensor,
+    batches: Plan,
+) -> list[Tensor]:
+    solver, stop = job.solver, job.stop
+    n = len(counts)
+    is_statistic = tree.are_statistics(tree.unflatten(full, job.params_spec))
+    lr = float(solver.rate(shard.round.max()))
+    loss_sum, steps = torch.zeros(n), torch.zeros(n, dtype=torch.int64)
+    history: list[list[float]] = [[] for _ in range(n)]  # of epochs, for `stop`
+    this_epoch: list[list[float]] = [[] for _ in range(n)]
+
+    place = np.arange(n)  # the clients now in the stack, as places in the plan
+    gathered = False  # whether `now` is a copy of rows of `full` and not a view of its first rows
+    now, own, own_counts = full, given, counts
+    state = _SolverState(solver, now)
+    leaves: list[Tensor] = []
+    stopped = np.zeros(n, bool)
+
+    def narrow(kept: np.ndarray) -> None:
+        """Go on with some rows of the stack only."""
+        nonlocal place, gathered, now, own, own_counts, leaves
+        if gathered:
+            for whole, part in zip(full, now, strict=True):
+                whole[torch.from_numpy(place)] = part
+        prefix = bool(np.array_equal(kept, np.arange(len(kept))))
+        pick: Any = slice(len(kept)) if prefix else torch.from_numpy(kept)
+        gathered = gathered or not prefix
+        now = [x[pick] for x in now]
+        own = [x[pick] if d == 0 else x for x, d in zip(own, given_dims, strict=True)]
+        own_counts, place = own_counts[pick], place[kept]
+        state.narrow(pick)
+        leaves = []
+
+    for t in range(len(batches.live)):
+        live = (batches.n_steps[place] > t) & ~stopped[place]
+        if not live.all():
+            narrow(np.flatnonzero(live))
+        if len(place) == 0:
+            break
+        if not leaves:
+            leaves = [x.detach().requires_grad_() if x.is_floating_point() else x for x in now]
+        at: Any = slice(batches.start[t], batches.start[t] + len(place))
+        if gathered:
+            at = torch.from_numpy(batches.start[t] + place)
+        batch = _batch(shard, batches, at, own_counts)
+        with torch.enable_grad():
+            losses = call(leaves, batch, own)
+            wanted = [x for x in leaves if x.requires_grad]
+            slopes = torch.autograd.grad(losses.sum(), wanted, allow_unused=True)
+        state.step(leaves, slopes, is_statistic, lr)
+        with torch.no_grad():
+            if gathered:
+                at_loss = torch.from_numpy(place)
+                loss_sum[at_loss] += losses
+            else:
+                loss_sum[: len(place)] += losses
+        steps[torch.from_numpy(place)] += 1
+        if stop is not None:
+            for client, loss in zip(place.tolist(), losses.tolist(), strict=True):
+                this_epoch[client].append(loss)
+                if (t + 1) % batches.steps_an_epoch[client] == 0:
+                    losses_seen = this_epoch[client]
+                    mean = sum(losses_seen) / len(losses_seen)
+                    history[client].append(losses_seen[-1] if stop.loss_of == "last_batch" else mean)
+                    this_epoch[client] = []
+                    last = history[client][-stop.window :]
+                    stopped[client] = len(history[client]) > stop.window and float(np.std(last)) < stop.threshold
+    narrow(np.zeros(0, np.int64))
+    return [*full, loss_sum / steps.clamp(min=1), steps]
+
+
+def _batch(shard: Shard, batches: Plan, at: Any, counts: Tensor) -> Batch:
+    rows = batches.rows[at]
+    return Batch(shard.x[rows], shard.y[rows], batches.mask[at], counts, batches.keys[at])
+
+
+class _SolverState:
+    """Momentum and the like, for the rows of the stack; new for every fit."""
+
+    def __init__(self, solver: Solver, params: list[Tensor]) -> None:
+        self.solver, self.count = solver, 0
+        n_kept = {"sgd": 1 if solver.momentum else 0, "adam": 2}[solver.kind]
+        self.kept = [[torch.zeros_like(x) for x in params] for _ in range(n_kept)]
+
+    def narrow(self, pick: Any) -> None:
+        self.kept = [[x[pick] for x in group] for group in self.kept]
+
+    @torch.no_grad()
+    def step(
+        self, leaves: list[Tensor], slopes: Sequence[Tensor | None], is_statistic: list[bool], lr: float
+    ) -> None:
+        solver, self.count = self.solver, self.count + 1
+        left = iter(slopes)
+        params, grads, at = [], [], []
+        for i, leaf in enumerate(leaves):
+            slope = next(left) if leaf.requires_grad else None
+            if slope is None:
+                continue
+            if is_statistic[i]:
+                leaf.sub_(slope)  # the slope of a statistic is the step it has to take
+            else:
+                params.append(leaf)
+                grads.append(slope)
+                at.append(i)
+        if not params:
+            return
+        if solver.weight_decay:
+            grads = list(torch._foreach_add(grads, params, alpha=solver.weight_decay))
+        if solver.kind == "adam":
+            first, second = ([group[i] for i in at] for group in self.kept)
+            torch._foreach_lerp_(first, grads, 0.1)
+            torch._foreach_mul_(second, 0.999)
+            torch._foreach_addcmul_(second, grads, grads, value=0.001)
+            spread = torch._foreach_div(second, 1 - 0.999**self.count)
+            torch._foreach_sqrt_(spread)
+            torch._foreach_add_(spread, 1e-8)
+            torch._foreach_addcdiv_(params, first, spread, value=-lr / (1 - 0.9**self.count))
+        elif solver.momentum:
+            speed = [self.kept[0][i] for i in at]
+            torch._foreach_mul_(speed, solver.momentum)
+            torch._foreach_add_(speed, grads)
+            torch._foreach_add_(params, speed, alpha=-lr)
+        else:
+            torch._foreach_add_(params, grads, alpha=-lr)
+        if solver.box is not None:
+            torch._foreach_clamp_min_(params, solver.box[0])
+            torch._foreach_clamp_max_(params, solver.box[1])
+
+
+def _measure(
+    job: _Job,
+    call: Callable[..., Tree],
+    params: list[Tensor],
+    given: list[Tensor],
+    given_dims: Sequence[int | None],
+    shard: Shard,
+    counts: Tensor,
+    batches: Plan,
+) -> list[Tensor]:
+    totals: list[Tensor] = []
+    n = len(counts)
+    if not len(batches.live):
+        raise ValueError("nothing to measure: no client of the stack has a row")
+    with torch.no_grad():
+        for t, live in enumerate(batches.live):
+            at = slice(batches.start[t], batches.start[t] + live)
+            own = [x[:live] if d == 0 else x for x, d in zip(given, given_dims, strict=True)]
+            out = call([x[:live] for x in params], _batch(shard, batches, at, counts[:live]), own)
+            parts, job.found.spec = tree.flatten(out)
+            if not totals:
+                totals = [torch.zeros(n, *x.shape[1:], dtype=x.dtype) for x in parts]
+            for total, x in zip(totals, parts, strict=True):
+                total[:live] += x
+    return totals
+

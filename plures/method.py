@@ -1,0 +1,204 @@
+"""Method: frozen settings and a few pure functions. As it stands here, it is FedAvg.
+
+Client functions (`init_client`, `train`, `personalize`, `predict`) are written for one client and
+never see the client axis. Server functions (`init_server`, `send`, `merge`, `generic`) are written
+for a cohort: row i belongs to client `ids[i]`. So the same text runs for one client after another,
+vectorised over many, and on a real network.
+
+State is data: a tree of tensors comes in, a new one goes out. What travels is a dict, so that it
+names itself on the wire; what stays is a NamedTuple, so that a typing slip is caught at home.
+"""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import tree
+from .errors import UsageError
+from .fit import Solver, fit
+from .shard import Shard
+from .task import Batch, Task
+from .tree import Params, Tree
+
+Metrics = dict[str, Tensor]
+
+
+class Same(NamedTuple):
+    """One message for the whole cohort."""
+
+    tree: Tree
+
+
+class Each(NamedTuple):
+    """A message for each client, stacked along the first axis."""
+
+    tree: Tree
+
+
+class Federation(NamedTuple):
+    """What the server knows of its clients before training."""
+
+    sizes: Tensor  # [client], rows of training data
+    key: Tensor  # for what the server draws
+
+    @property
+    def n_clients(self) -> int:
+        return len(self.sizes)
+
+
+class Pull(NamedTuple):
+    """A term that a worn part adds to the loss of the shared model: <slope, p> + weight/2 |p - anchor|^2."""
+
+    slope: Params
+    weight: Tensor
+    anchor: Params
+
+    def of(self, params: Params) -> Tensor:
+        """An empty slope or anchor adds nothing."""
+        linear = tree.dot(self.slope, params) if self.slope else torch.zeros(())
+        square = self.weight / 2 * tree.sq_dist(self.anchor, params) if self.anchor else torch.zeros(())
+        return linear + square
+
+
+class Worn(NamedTuple):
+    """What worn parts change of a host's local training."""
+
+    start: Params | None = None  # where the shared model begins, if not at the received one
+    pulls: tuple[Pull, ...] = ()  # terms added to the loss of the shared model
+
+    def begin(self, received: Params) -> Params:
+        return received if self.start is None else self.start
+
+    def pulled(self, pull: Pull) -> "Worn":
+        return self._replace(pulls=(*self.pulls, pull))
+
+
+BARE = Worn()
+
+
+def total_pull(params: Params, pulls: tuple[Pull, ...]) -> Tensor | float:
+    return sum((pull.of(params) for pull in pulls), start=0.0)
+
+
+def setting(
+    default: Any,
+    help: str,
+    *,
+    least: float = -math.inf,
+    most: float = math.inf,
+    choices: tuple[str, ...] = (),
+) -> Any:
+    """A field of a method: its default, what it means, and what it may be."""
+    metadata = {"help": help, "least": least, "most": most, "choices": choices}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class Method:
+    """Clients train the received model; the server takes the mean, weighted by rows."""
+
+    solver: Solver = Solver()
+
+    turns: ClassVar[Literal["drawn", "in turn"]] = "drawn"  # how the clients of a round are chosen
+
+    def __post_init__(self) -> None:
+        for field in settings_of(type(self)):
+            _check_setting(type(self).__name__, field, getattr(self, field.name))
+
+    def shared(self, task: Task, params: Params) -> Params:
+        """The part of a model that travels."""
+        return params
+
+    # Server: row i belongs to client ids[i]
+
+    def init_server(self, task: Task, params: Params, federation: Federation) -> Tree:
+        return self.shared(task, params)
+
+    def send(self, task: Task, server: Tree, ids: Tensor) -> Same | Each:
+        return Same(server)
+
+    def merge(self, task: Task, server: Tree, ids: Tensor, uploads: Tree, sizes: Tensor) -> Tree:
+        return tree.mean(uploads, sizes)
+
+    def generic(self, task: Task, server: Tree) -> Params | None:
+        """The one model for all; None when there is none but the mean of the personal ones."""
+        return server  # type: ignore[no-any-return]
+
+    # One client
+
+    def init_client(self, task: Task, params: Params) -> Tree:
+        return ()
+
+    def train(
+        self, task: Task, received: Tree, client: Tree, shard: Shard, worn: Worn = BARE
+    ) -> tuple[Tree, Tree, Metrics]:
+        """What the client keeps, what it uploads, and numbers to show."""
+
+        def objective(params: Params, batch: Batch, pulls: tuple[Pull, ...]) -> Tensor:
+            return task.loss(params, batch) + total_pull(params, pulls)
+
+        fitted = fit(objective, worn.begin(received), shard, self.solver, given=(worn.pulls,))
+        return client, fitted.params, {"loss": fitted.loss}
+
+    def local_model(self, task: Task, received: Tree, client: Tree) -> Params:
+        """The whole model that local training begins from: the received part and what the client kept."""
+        return received  # type: ignore[no-any-return]
+
+    def personalize(self, task: Task, received: Tree, client: Tree, shard: Shard) -> Tree:
+        """The client's own model, from what the server would send it now and what it kept."""
+        return received
+
+    def predict(self, task: Task, personal: Tree, x: Tensor) -> Tensor:
+        return task.logits(personal, x)
+
+    @property
+    def scored(self) -> str:
+        """Which model `personalize` gives, in a word."""
+        return "global"
+
+    def n_bytes(self, message: Tree, upload: Tree) -> tuple[int, int]:
+        """Bytes down to and up from one client."""
+        return tree.n_bytes(message), tree.n_bytes(upload)
+
+
+def weights_setting(default: str = "samples") -> Any:
+    """How uploads are weighted in the mean: a setting that many methods have."""
+    return setting(default, "how uploads are weighted in the mean", choices=("samples", "uniform"))
+
+
+def average(uploads: Tree, sizes: Tensor, weights: str) -> Tree:
+    return tree.mean(uploads, sizes if weights == "samples" else torch.ones_like(sizes))
+
+
+def settings_of(method: type) -> list[dataclasses.Field[Any]]:
+    """The fields that a user may set."""
+    return [field for field in dataclasses.fields(method) if "help" in field.metadata]
+
+
+def _check_setting(owner: str, field: dataclasses.Field[Any], value: Any) -> None:
+    rule, name = field.metadata, f"{owner}.{field.name}"
+    if rule["choices"]:
+        if value not in rule["choices"]:
+            raise UsageError(f"{name} must be one of {', '.join(rule['choices'])}, got {value!r}")
+        return
+    kind = type(field.default)
+    if isinstance(value, bool) != (kind is bool) or not isinstance(value, (int, float) if kind is float else kind):
+        raise UsageError(f"{name} must be {_kind_in_words(kind)}, got {value!r}")
+    if kind in (int, float) and not rule["least"] <= value <= rule["most"]:
+        raise UsageError(f"{name} must be {_bounds_in_words(rule['least'], rule['most'])}, got {value!r}")
+
+
+def _kind_in_words(kind: type) -> str:
+    return {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}[kind]
+
+
+def _bounds_in_words(least: float, most: float) -> str:
+    if most == math.inf:
+        return f"{least:g} or more"
+    if least == -math.inf:
+        return f"{most:g} or less"
+    return f"between {least:g} and {most:g}"

@@ -1,0 +1,50 @@
+"""Ditto: FedAvg, beside which each client trains a model of its own, held near the received one.
+
+Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, 2021.
+
+Own model: v <- v - lr * (grad F_i(v) + lam * (v - w)), with w as received; it is never reset.
+
+Differs from the paper: the mean is weighted by rows (`weights=uniform` gives the paper's); both
+models take the same number of steps.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .. import tree
+from ..fit import fit
+from ..method import BARE, Method, average, setting, weights_setting
+from ..tree import Params
+
+
+class DittoClient(NamedTuple):
+    model: Params  # never uploaded
+
+
+@dataclass(frozen=True)
+class Ditto(Method):
+    """Trains the shared model as FedAvg does, and a personal one that is held near it."""
+
+    lam: float = setting(0.1, "pull of the personal model towards the received one", least=0)
+    weights: str = weights_setting()
+
+    def merge(self, task, server, ids, uploads, sizes):
+        return average(uploads, sizes, self.weights)
+
+    def init_client(self, task, params):
+        return DittoClient(params)
+
+    def train(self, task, received, client, shard, worn=BARE):
+        def near(params, batch, received):
+            return task.loss(params, batch) + self.lam / 2 * tree.sq_dist(params, received)
+
+        _, upload, metrics = Method.train(self, task, received, (), shard, worn)
+        own = fit(near, client.model, shard, self.solver, given=(received,))
+        return DittoClient(own.params), upload, metrics | {"personal_loss": own.loss}
+
+    def personalize(self, task, received, client, shard):
+        return client.model
+
+    @property
+    def scored(self):
+        return "local"

@@ -1,0 +1,42 @@
+"""FedAvg: the mean of what clients make of the same model.
+
+McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017.
+
+Differs from the paper: nothing. `pm=local` scores, and keeps, the model that a client trained in
+its last round, as the Fed-RoD paper does; `pm=global` scores the mean on every client.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ..method import BARE, Method, average, setting, weights_setting
+from ..tree import Params
+
+
+class FedAvgClient(NamedTuple):
+    model: Params  # as trained in the last round; empty where the shared model is scored
+
+
+@dataclass(frozen=True)
+class FedAvg(Method):
+    """Clients train the received model; the server takes the mean, weighted by rows."""
+
+    pm: str = setting("global", "the personal model: the mean, or the client's last trained model", choices=("global", "local"))
+    weights: str = weights_setting()
+
+    def merge(self, task, server, ids, uploads, sizes):
+        return average(uploads, sizes, self.weights)
+
+    def init_client(self, task, params):
+        return FedAvgClient(params if self.pm == "local" else {})
+
+    def train(self, task, received, client, shard, worn=BARE):
+        _, model, metrics = Method.train(self, task, received, client, shard, worn)
+        return FedAvgClient(model if self.pm == "local" else {}), model, metrics
+
+    def personalize(self, task, received, client, shard):
+        return client.model if self.pm == "local" else received
+
+    @property
+    def scored(self):
+        return self.pm

@@ -1,0 +1,17 @@
+"""FedProx: FedAvg whose local training is pulled towards the received model.
+
+Li et al., Federated Optimization in Heterogeneous Networks, 2020.
+
+Local loss: F_i(v) + mu/2 |v - w|^2, with w as received; statistics of BatchNorm are left out.
+
+Differs from the paper: local problems are solved by a fixed number of epochs or steps, not to a
+given inexactness.
+"""
+
+from ..method import Method
+from ..parts.prox import Prox
+from .fedavg import FedAvg
+
+
+def fedprox() -> Method:
+    return Prox(host=FedAvg())

@@ -1,0 +1,65 @@
+"""FedRep: a shared body and a head of each client's own, trained one after the other.
+
+Collins et al., Exploiting Shared Representations for Personalized Federated Learning, 2021.
+
+Each round a client first fits its head on the received body, which is frozen and in inference mode
+(so that statistics of BatchNorm do not move), then the body under the fixed head. The body travels.
+
+Differs from the paper: the mean is weighted by rows (`weights=uniform` gives the paper's); there is
+no last round in which all heads are trained again.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .. import tree
+from ..fit import fit
+from ..method import BARE, Method, average, setting, total_pull, weights_setting
+from ..task import cross_entropy
+from ..tree import Params
+
+
+class FedRepClient(NamedTuple):
+    head: Params  # never uploaded
+
+
+@dataclass(frozen=True)
+class FedRep(Method):
+    """The head stays and is trained first; the body travels and takes the solver's epochs or steps."""
+
+    head_epochs: int = setting(10, "epochs on the head before the body is trained", least=0)
+    weights: str = weights_setting()
+
+    def shared(self, task, params):
+        return tree.drop(params, task.is_head)
+
+    def merge(self, task, server, ids, uploads, sizes):
+        return average(uploads, sizes, self.weights)
+
+    def generic(self, task, server):
+        return None
+
+    def init_client(self, task, params):
+        return FedRepClient(tree.keep(params, task.is_head))
+
+    def train(self, task, received, client, shard, worn=BARE):
+        def head_loss(head, batch, body):
+            return cross_entropy(task.classify(head, task.features(body, batch.x)), batch)
+
+        def body_loss(body, batch, head, pulls):
+            return task.loss(body | head, batch) + total_pull(body, pulls)
+
+        start = worn.begin(received)
+        head = fit(head_loss, client.head, shard, self.solver.for_epochs(self.head_epochs), given=(start,))
+        body = fit(body_loss, start, shard, self.solver, given=(head.params, worn.pulls))
+        return FedRepClient(head.params), body.params, {"loss": body.loss, "head_loss": head.loss}
+
+    def local_model(self, task, received, client):
+        return received | client.head
+
+    def personalize(self, task, received, client, shard):
+        return received | client.head
+
+    @property
+    def scored(self):
+        return "server body, own head"

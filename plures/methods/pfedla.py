@@ -1,0 +1,122 @@
+"""pFedLA: every client receives its own mixture, layer by layer, of all clients' models.
+
+Ma et al., Layer-wised Model Aggregation for Personalized Federated Learning, 2022.
+
+The server keeps each client's last model and, for each client, a small hypernetwork whose output is
+a weight for every (layer, client), with sum one in each layer. A client trains its mixture as in
+FedAvg. Its movement is pulled back through the mixture: mixer <- mixer + lr * J^T (after - before),
+where J is the derivative of the mixture at the models that it was made of.
+
+Differs from the paper: the paper does not name the map to weights with sum one; it is softmax here,
+with the last layer at zero, so that the first mixture is the plain mean (`alpha_map=relu_norm` is
+what public code does). A layer is a module with its weight and bias. Statistics of BatchNorm stay
+with the client. The sign of the update is that of the paper's derivation, which moves the weights
+down the loss.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import seeds, tree
+from ..method import Each, Method, setting
+from ..parts.keep import KeepLocal
+from ..tree import Params
+
+DEPTH = 3  # fully connected layers between embedding and output
+
+
+class PFedLAServer(NamedTuple):
+    models: Params  # [client, ...] each client's last model
+    mixers: Params  # [client, ...] each client's embedding and hypernetwork
+
+
+@dataclass(frozen=True)
+class PFedLA(Method):
+    """The server mixes models, each client's in its own way, and learns how from how they move."""
+
+    width: int = setting(100, "size of embedding and hidden layers of a hypernetwork", least=1)
+    mixer_lr: float = setting(5e-3, "learning rate of the hypernetworks", least=0)
+    alpha_map: str = setting("softmax", "map to weights with sum one", choices=("softmax", "relu_norm"))
+    self_bias: float = setting(0.0, "added at the start to the logit of a client's own model (softmax)")
+    layer_mean: bool = setting(False, "divide each layer's movement by its number of weights")
+
+    def init_server(self, task, params, federation):
+        n, n_layers = federation.n_clients, len(_layers(task, params))
+
+        def drawn(stream, *shape):
+            return seeds.uniform(federation.key, (n, *shape), stream)
+
+        bound = 1 / math.sqrt(self.width)
+        mixers = {"embedding": seeds.normal(federation.key, (n, self.width), 1000)}
+        for k in range(DEPTH):
+            mixers[f"hidden{k}.weight"] = (2 * drawn(2 * k, self.width, self.width) - 1) * bound
+            mixers[f"hidden{k}.bias"] = (2 * drawn(2 * k + 1, self.width) - 1) * bound
+        if self.alpha_map == "softmax":
+            mixers["output.weight"] = torch.zeros(n, n_layers, n, self.width)
+            mixers["output.bias"] = self.self_bias * torch.eye(n).unsqueeze(1).repeat(1, n_layers, 1)
+        else:
+            mixers["output.weight"] = drawn(100, n_layers, n, self.width)
+            mixers["output.bias"] = drawn(101, n_layers, n)
+        return PFedLAServer(tree.repeat(params, n), mixers)
+
+    def weights(self, mixers: Params, ids: Tensor) -> Tensor:
+        """How much of each client's layer each receiver gets: [receiver, layer, client]."""
+        hidden = mixers["embedding"]
+        for k in range(DEPTH):
+            hidden = torch.relu(_linear(mixers[f"hidden{k}.weight"], hidden) + mixers[f"hidden{k}.bias"])
+        logits = torch.einsum("rlcw,rw->rlc", mixers["output.weight"], hidden) + mixers["output.bias"]
+        if self.alpha_map == "softmax":
+            return logits.softmax(-1)
+        positive = torch.relu(logits)
+        total = positive.sum(-1, keepdim=True)
+        alone = torch.nn.functional.one_hot(ids, logits.shape[-1]).to(logits.dtype).unsqueeze(1)
+        return torch.where(total > 0, positive / total.clamp(min=1e-12), alone)
+
+    def mixture(self, task, models, weights):
+        layers = _layers(task, models)
+        return {
+            name: (weights[:, layers.index(task.layer_of(name))] @ x.reshape(len(x), -1)).reshape(-1, *x.shape[1:])
+            for name, x in models.items()
+        }
+
+    def send(self, task, server, ids):
+        return Each(self.mixture(task, server.models, self.weights(tree.rows(server.mixers, ids), ids)))
+
+    def merge(self, task, server, ids, uploads, sizes):
+        with torch.enable_grad():
+            mixers = tree.map(lambda x: x.requires_grad_(), tree.rows(server.mixers, ids))
+            sent = self.mixture(task, server.models, self.weights(mixers, ids))
+            moved = {name: uploads[name] - sent[name].detach() for name in sent}
+            if self.layer_mean:
+                moved = {name: x / self._layer_size(task, uploads, name) for name, x in moved.items()}
+            slopes = torch.autograd.grad(list(sent.values()), list(mixers.values()), [moved[name] for name in sent])
+        steps = dict(zip(mixers, slopes, strict=True))
+        mixers = tree.axpy(self.mixer_lr, steps, tree.detach(mixers))
+        return PFedLAServer(tree.put(server.models, ids, uploads), tree.put(server.mixers, ids, mixers))
+
+    def _layer_size(self, task, stacked, name):
+        layer = task.layer_of(name)
+        return sum(x[0].numel() for other, x in stacked.items() if task.layer_of(other) == layer)
+
+    def generic(self, task, server):
+        return None
+
+    @property
+    def scored(self):
+        return "received mixture"
+
+
+def _layers(task, params):
+    return list(dict.fromkeys(task.layer_of(name) for name in params))
+
+
+def _linear(weight, x):
+    return torch.einsum("rij,rj->ri", weight, x)
+
+
+def pfedla() -> Method:
+    return KeepLocal(host=PFedLA(), part="statistics")

@@ -1,0 +1,59 @@
+"""KeepLocal: a part of the model stays with each client and never travels.
+
+Around FedAvg it is FedPer (the head stays), LG-FedAvg (the body stays) or FedBN (BatchNorm stays).
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .. import tree
+from ..method import BARE
+from ..tree import Params, Tree
+from .part import Part
+
+
+class KeptClient(NamedTuple):
+    host: Tree
+    kept: Params  # never uploaded
+
+
+@dataclass(frozen=True)
+class KeepLocal(Part):
+    """The host trains the whole model; the named part of it is left at home."""
+
+    part: str = "head"  # head, body, batch norm or statistics
+
+    def stays(self, task):
+        """Which names stay, as a function of a name."""
+        return {
+            "head": task.is_head,
+            "body": lambda name: not task.is_head(name),
+            "batch norm": task.is_batch_norm,
+            "statistics": tree.is_statistic,
+        }[self.part]
+
+    def shared(self, task, params):
+        return tree.drop(self.host.shared(task, params), self.stays(task))
+
+    def init_server(self, task, params, federation):
+        return self.host.init_server(task, tree.drop(params, self.stays(task)), federation)
+
+    def generic(self, task, server):
+        shared = self.host.generic(task, server)
+        return shared if shared is not None and len(shared) == len(task.initial) else None
+
+    def init_client(self, task, params):
+        return KeptClient(self.host.init_client(task, params), tree.keep(params, self.stays(task)))
+
+    def local_model(self, task, received, client):
+        whole = self.host.local_model(task, received, client.host) | client.kept
+        return {name: whole[name] for name in task.initial}
+
+    def train(self, task, received, client, shard, worn=BARE):
+        start = self.local_model(task, worn.begin(received), client)
+        host, model, metrics = self.host.train(task, received, client.host, shard, worn._replace(start=start))
+        stays = self.stays(task)
+        return KeptClient(host, tree.keep(model, stays)), tree.drop(model, stays), metrics
+
+    def personalize(self, task, received, client, shard):
+        return self.host.personalize(task, self.local_model(task, received, client), client.host, shard)

@@ -1,0 +1,55 @@
+"""All randomness is computed from (seed, purpose, round, client); there is no hidden generator.
+
+`key_of` turns such a tuple into one 63-bit integer. `mix` turns a key and a counter into a
+well-spread integer, elementwise, by the finaliser of the SplitMix64 generator. It uses only
+operators that numpy arrays and torch tensors share, so one text serves the order of examples
+(numpy) and what is drawn inside a client function (torch, also under `vmap`).
+"""
+
+import hashlib
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
+_FIRST = -4658895280553007687  # 0xBF58476D1CE4E5B9
+_SECOND = -7723592293110705685  # 0x94D049BB133111EB
+LARGEST = 2**63 - 1
+
+
+def key_of(*parts: int | str) -> int:
+    """A key for a purpose, e.g. `key_of(seed, "order", round, client)`."""
+    text = "/".join(map(str, parts)).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
+
+
+def generator(*parts: int | str) -> np.random.Generator:
+    """A numpy generator for a purpose."""
+    return np.random.Generator(np.random.Philox(key=key_of(*parts)))
+
+
+def _down(z: Any, bits: int) -> Any:
+    """Logical shift right of signed 64-bit integers."""
+    return (z >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def mix(key: Any, counter: Any) -> Any:
+    """Well-spread non-negative 63-bit integers, one for each (key, counter)."""
+    z = key + (counter + 1) * _GOLDEN
+    z = (z ^ _down(z, 30)) * _FIRST
+    z = (z ^ _down(z, 27)) * _SECOND
+    return (z ^ _down(z, 31)) & LARGEST
+
+
+def uniform(key: Tensor, shape: torch.Size | tuple[int, ...], stream: int = 0) -> Tensor:
+    """Numbers in [0, 1) for `key`; another `stream` gives other numbers. Works under vmap."""
+    count = torch.arange(int(np.prod(shape)), dtype=torch.int64).reshape(shape)
+    return (mix(mix(key, torch.tensor(stream)), count) >> 39).to(torch.float32) / 2**24
+
+
+def normal(key: Tensor, shape: torch.Size | tuple[int, ...], stream: int = 0) -> Tensor:
+    """Standard normal numbers for `key` (Box-Muller). Works under vmap."""
+    radius = (-2 * torch.log1p(-uniform(key, shape, 2 * stream))).sqrt()
+    return radius * torch.cos(2 * torch.pi * uniform(key, shape, 2 * stream + 1))

@@ -1,0 +1,96 @@
+"""Where stacked tensors live: memory that worker processes share, or a file past a limit.
+
+Pages are taken when they are first written, so that a population of which few clients ever take
+part costs little.
+"""
+
+import mmap
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from . import tree
+from .tree import Tree
+
+_ALIGN = 64  # as torch allocates, so that kernels take the same path for the same numbers
+
+
+def _rounded(n: int) -> int:
+    return -(-n // _ALIGN) * _ALIGN
+
+
+def table_bytes(template: Tree, n: int) -> int:
+    """Bytes of n rows like the template."""
+    return sum(_rounded(n * x.numel() * x.element_size()) for x in tree.leaves(template))
+
+
+def table(template: Tree, n: int, folder: Path | None = None) -> Tree:
+    """n rows like the template, of zeros, in shared memory or in a file of the folder."""
+    size = max(table_bytes(template, n), mmap.PAGESIZE)
+    if folder is None:
+        memory = mmap.mmap(-1, size)
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix="rows-", dir=folder)
+        os.ftruncate(handle, size)
+        memory = mmap.mmap(handle, size)
+        os.close(handle)
+        os.unlink(name)  # the pages go when the run does, however it ends
+    at = 0
+
+    def carve(x: Tensor) -> Tensor:
+        nonlocal at
+        count = n * x.numel()
+        if count == 0:
+            return x.new_empty((n, *x.shape))
+        rows = torch.frombuffer(memory, dtype=x.dtype, count=count, offset=at).view(n, *x.shape)
+        at += _rounded(count * x.element_size())
+        return rows
+
+    return tree.map(carve, template)
+
+
+class ClientStore:
+    """The state of every client, one row each. A row that was never written is the initial state."""
+
+    def __init__(self, initial: Tree, n_clients: int, memory_limit: int, folder: Path | None) -> None:
+        self.initial, self.n_clients = initial, n_clients
+        self.on_disk = folder is not None and table_bytes(initial, n_clients) > memory_limit
+        self._rows = table(initial, n_clients, folder if self.on_disk else None)
+        self.written: Tensor = table(torch.zeros((), dtype=torch.bool), n_clients)
+
+    def rows(self, ids: Tensor) -> Tree:
+        """Copies of the rows of the given clients."""
+        written = self.written[ids]
+
+        def pick(table: Tensor, initial: Tensor) -> Tensor:
+            shape = (-1, *[1] * initial.dim())
+            return torch.where(written.reshape(shape), table[ids], initial)
+
+        return tree.map(pick, self._rows, self.initial)
+
+    def put(self, ids: Tensor, new: Tree) -> None:
+        """Replace the rows of the given clients."""
+        for whole, part in zip(tree.leaves(self._rows), _like(self._rows, new), strict=True):
+            whole[ids] = part
+        self.written[ids] = True
+
+    def saved(self) -> tuple[Tensor, Tree]:
+        """The clients whose row was written, and these rows."""
+        ids = self.written.nonzero().squeeze(1)
+        return ids, tree.rows(self._rows, ids)
+
+    def each_written(self, visit: Callable[[Tensor, Tree], None], block: int = 256) -> None:
+        """Call `visit(ids, rows)` over all written rows, a block at a time."""
+        ids = self.written.nonzero().squeeze(1)
+        for some in ids.split(block):
+            visit(some, tree.rows(self._rows, some))
+
+
+def _like(template: Tree, other: Tree) -> list[Tensor]:
+    """The tensors of `other` in the order of the template."""
+    return tree.leaves(tree.map(lambda _, x: x, template, other))

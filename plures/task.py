@@ -1,0 +1,313 @@
+"""Task: a module as pure functions of its parameters, and the parts that it is made of.
+
+The module itself keeps no state between calls. BatchNorm statistics are entries of the model's
+dict: in training, the *gradient* of any loss with respect to a statistic is the step that the
+statistic has to take (`_Recorded`), so whatever trains a tree of tensors moves the statistics
+too, and a pass whose gradient is not taken moves none. Padded rows of a batch count for nothing.
+Dropout draws from the key of the batch.
+"""
+
+import copy
+from functools import cached_property
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.flop_counter import FlopCounterMode
+
+from . import seeds, tree
+from .errors import UsageError
+from .tree import Params
+
+
+class Batch(NamedTuple):
+    """Rows of one client, padded to the batch size."""
+
+    x: Tensor  # [batch, ...]
+    y: Tensor  # [batch] or [batch, position]
+    mask: Tensor  # [batch], 1 for a row, 0 for padding
+    counts: Tensor  # [class], the client's training rows of each class
+    key: Tensor  # for what is drawn in this step
+
+
+def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
+    """Mean cross-entropy over the rows of the batch."""
+    picked = logits.log_softmax(-1).gather(-1, batch.y.unsqueeze(-1)).squeeze(-1)
+    each = -picked.reshape(len(batch.mask), -1).mean(1)
+    return masked_mean(each, batch.mask)
+
+
+def masked_mean(each: Tensor, mask: Tensor) -> Tensor:
+    """The mean over the rows that the mask marks, whatever stands in the others."""
+    return torch.where(mask > 0, each, 0.0).sum() / mask.sum()
+
+
+class _Recorded(torch.autograd.Function):
+    """Passes values through; its backward gives the statistics the step they have to take."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(values: Tensor, mean: Tensor, var: Tensor, new_mean: Tensor, new_var: Tensor) -> Tensor:
+        return values.view_as(values)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs[1:])
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> Any:  # type: ignore[override]
+        mean, var, new_mean, new_var = ctx.saved_tensors
+        return slope, mean - new_mean, var - new_var, None, None
+
+
+class _BatchNormAsFunction(nn.Module):
+    """BatchNorm over the rows that the mask marks, with its statistics given from outside."""
+
+    mask: Tensor
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, original: _BatchNorm) -> None:
+        super().__init__()
+        if original.momentum is None or not original.track_running_stats:
+            raise UsageError(
+                "BatchNorm with momentum=None or track_running_stats=False is not supported: "
+                "its statistics cannot be shared; use the defaults, or GroupNorm"
+            )
+        self.eps, self.momentum = original.eps, original.momentum
+        self.weight, self.bias = original.weight, original.bias
+        self.register_buffer("running_mean", original.running_mean)
+        self.register_buffer("running_var", original.running_var)
+        self.register_buffer("mask", torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        shape = (1, -1, *[1] * (x.dim() - 2))
+        mean, var = self.running_mean, self.running_var
+        if self.training:
+            axes = (0, *range(2, x.dim()))
+            mask = self.mask.reshape(-1, *[1] * (x.dim() - 1))
+            count = self.mask.sum() * (x[0, 0].numel())
+            mean = (x * mask).sum(axes) / count
+            centred = x - mean.reshape(shape)
+            var = (centred.square() * mask).sum(axes) / count
+            unbiased = var * count / (count - 1).clamp(min=1)
+        else:
+            centred = x - mean.reshape(shape)
+        y = centred * (var + self.eps).rsqrt().reshape(shape)
+        if self.weight is not None:
+            y = y * self.weight.reshape(shape) + self.bias.reshape(shape)
+        if not self.training:
+            return y
+        old_mean, old_var = self.running_mean, self.running_var
+        new_mean = torch.lerp(old_mean, mean, self.momentum).detach()
+        new_var = torch.lerp(old_var, unbiased, self.momentum).detach()
+        return _Recorded.apply(y, old_mean, old_var, new_mean, new_var)  # type: ignore[no-any-return]
+
+
+class _DropoutAsFunction(nn.Module):
+    """Dropout whose zeros come from the key of the batch."""
+
+    key: Tensor
+
+    def __init__(self, original: nn.Module, stream: int) -> None:
+        super().__init__()
+        self.p, self.stream = float(original.p), stream  # type: ignore[arg-type]
+        self.whole_channels = not isinstance(original, nn.Dropout)
+        self.register_buffer("key", torch.tensor(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.p == 0:
+            return x
+        shape = (*x.shape[:2], *[1] * (x.dim() - 2)) if self.whole_channels else x.shape
+        stays = seeds.uniform(self.key, shape, self.stream) >= self.p
+        return x * stays / (1 - self.p)
+
+
+def _child(module: nn.Module, path: str) -> tuple[nn.Module, str]:
+    parent, _, name = path.rpartition(".")
+    return module.get_submodule(parent), name
+
+
+def _without_hidden_state(module: nn.Module) -> nn.Module:
+    """A copy in which BatchNorm and Dropout take what they need from outside."""
+    module = copy.deepcopy(module)
+    for stream, (path, child) in enumerate(list(module.named_modules())):
+        new: nn.Module
+        if isinstance(child, _BatchNorm):
+            new = _BatchNormAsFunction(child)
+        elif isinstance(child, (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)):
+            new = _DropoutAsFunction(child, stream)
+        else:
+            continue
+        parent, name = _child(module, path)
+        setattr(parent, name, new)
+    return module
+
+
+class Task:
+    """What there is to learn: a model as pure functions, and the names of its parts."""
+
+    def __init__(self, module: nn.Module, example: Tensor, n_classes: int) -> None:
+        """`example` is one row of data, without the batch axis."""
+        self.n_classes = n_classes
+        self.example = example
+        self.initial: Params = {
+            name: value.detach().clone()
+            for name, value in module.state_dict().items()
+            if name in dict(module.named_parameters()) or tree.is_statistic(name)
+        }
+        self.head = _find_head(module, n_classes)
+        self.layers = _find_layers(module)
+        self._batch_norms = [name for name, m in module.named_modules() if isinstance(m, _BatchNorm)]
+        self._norms = self._batch_norms + [
+            name for name, m in module.named_modules() if isinstance(m, (nn.GroupNorm, nn.LayerNorm))
+        ]
+        body = _without_hidden_state(module)
+        parent, name = _child(body, self.head)
+        setattr(parent, name, nn.Identity())
+        self._inference = body.eval()
+        self._training = copy.deepcopy(body).train()
+        self._masks = [n for n, _ in body.named_buffers() if n.rpartition(".")[2] == "mask"]
+        self._keys = [n for n, _ in body.named_buffers() if n.rpartition(".")[2] == "key"]
+        self._body_names = [n for n in self.initial if not self.is_head(n)]
+        self._layer_of = {name: layer for layer, names in self.layers.items() for name in names}
+        self._check(module)
+
+    # Parts
+
+    def is_head(self, name: str) -> bool:
+        return name.startswith(self.head + ".")
+
+    def is_batch_norm(self, name: str) -> bool:
+        """Weights and statistics of BatchNorm, by type of module and not by its name."""
+        return name.rpartition(".")[0] in self._batch_norms
+
+    def is_norm(self, name: str) -> bool:
+        """Weights and statistics of any normalisation layer."""
+        return name.rpartition(".")[0] in self._norms
+
+    def layer_of(self, name: str) -> str:
+        """The layer that a tensor belongs to."""
+        return self._layer_of[name]
+
+    @property
+    def smallest_batch(self) -> int:
+        """BatchNorm learns nothing from a batch of one, so such a last batch is left out."""
+        return 2 if self._batch_norms else 1
+
+    @cached_property
+    def flops(self) -> int:
+        """Multiplications and additions of one row's forward pass."""
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            self.logits(self.initial, self.example.unsqueeze(0))
+        return counter.get_total_flops()
+
+    # Inference
+
+    def features(self, params: Params, x: Tensor) -> Tensor:
+        """What the head sees, in inference mode."""
+        return functional_call(self._inference, self._body(params), (x,))  # type: ignore[no-any-return]
+
+    def classify(self, params: Params, features: Tensor) -> Tensor:
+        """The head: logits from features."""
+        return F.linear(features, params[self.head + ".weight"], params.get(self.head + ".bias"))
+
+    def logits(self, params: Params, x: Tensor) -> Tensor:
+        """Logits in inference mode."""
+        return self.classify(params, self.features(params, x))
+
+    # Training
+
+    def training_features(self, params: Params, batch: Batch) -> Tensor:
+        """What the head sees, in training mode: batch statistics, dropout."""
+        inputs = self._body(params)
+        inputs |= {name: batch.mask for name in self._masks}
+        inputs |= {name: batch.key for name in self._keys}
+        return functional_call(self._training, inputs, (batch.x,))  # type: ignore[no-any-return]
+
+    def training_logits(self, params: Params, batch: Batch) -> Tensor:
+        """Logits in training mode."""
+        return self.classify(params, self.training_features(params, batch))
+
+    def loss(self, params: Params, batch: Batch) -> Tensor:
+        """Mean cross-entropy of a batch, in training mode."""
+        return cross_entropy(self.training_logits(params, batch), batch)
+
+    def _body(self, params: Params) -> Params:
+        return {name: params[name] for name in self._body_names}
+
+    def _check(self, module: nn.Module) -> None:
+        """The head must be the last thing the model does, and nothing random may be hidden in it."""
+        x = torch.stack([self.example, self.example])
+        reference = copy.deepcopy(module).eval()
+        with torch.no_grad():
+            try:
+                expected = reference(x)
+            except Exception as error:
+                raise UsageError(
+                    f"the model cannot read rows of shape {tuple(self.example.shape)}: {error}"
+                ) from error
+            if expected.shape[-1] != self.n_classes:
+                raise UsageError(
+                    f"the model gives {expected.shape[-1]} logits, the data has {self.n_classes} classes"
+                )
+            try:
+                same = torch.allclose(expected, self.logits(self.initial, x), atol=1e-5)
+            except RuntimeError:
+                same = False
+            if not same:
+                raise UsageError(
+                    f"the model's output is not that of its last linear layer {self.head!r}; return the plain "
+                    "logits of that layer, with no softmax or scaling after it"
+                )
+            batch = Batch(x, torch.zeros(2, dtype=torch.long), torch.ones(2), torch.ones(self.n_classes), torch.tensor(0))
+            with torch.random.fork_rng(devices=[]):
+                once, again = (self.training_features(self.initial, batch) for _ in range(2))
+            if not torch.equal(once, again):
+                raise UsageError(
+                    "the model draws random numbers of its own in training; use the module nn.Dropout, "
+                    "whose numbers can be repeated"
+                )
+
+
+def _find_head(module: nn.Module, n_classes: int) -> str:
+    declared = getattr(module, "head_name", None)
+    linear = [name for name, child in module.named_modules() if isinstance(child, nn.Linear)]
+    if declared is not None:
+        if declared not in linear:
+            raise UsageError(f"the model's head_name {declared!r} is not one of its linear layers: {', '.join(linear)}")
+        return str(declared)
+    if not linear:
+        raise UsageError("the model has no linear layer to be its head; end it with nn.Linear(features, n_classes)")
+    return linear[-1]
+
+
+def _find_layers(module: nn.Module) -> dict[str, tuple[str, ...]]:
+    """Layer -> its tensors, from the input to the head: modules that own tensors, or the declared groups."""
+    wanted = list(module.state_dict())
+    own = {name for name, _ in module.named_parameters()}
+    tensors = [name for name in wanted if name in own or tree.is_statistic(name)]
+    declared: list[str] | None = getattr(module, "layer_names", None)
+    layers: dict[str, list[str]] = {}
+    for name in tensors:
+        layer = name.rpartition(".")[0] or "model"
+        if declared is not None:
+            inside = [group for group in declared if name.startswith(group + ".")]
+            if not inside:
+                raise UsageError(f"the model's layer_names leave out {name!r}; name a layer that holds it")
+            layer = inside[0]
+        layers.setdefault(layer, []).append(name)
+    return {layer: tuple(names) for layer, names in layers.items()}
+
+
+def build(make: Callable[[], nn.Module], example: Tensor, n_classes: int, seed: int) -> Task:
+    """A task whose initial weights depend on the seed alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seeds.key_of(seed, "initial weights"))
+        module = make()
+    return Task(module, example, n_classes)
