@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .task import Batch, cross_entropy, masked_mean
+from .task import Batch, cross_entropy, masked_mean, row_losses
 
 BalancedLoss = Callable[[Tensor, Batch, float], Tensor]
 
@@ -26,7 +26,7 @@ def plain(logits: Tensor, batch: Batch, gamma: float) -> Tensor:
 
 def reweighted(logits: Tensor, batch: Batch, gamma: float) -> Tensor:
     """Inverse re-weighting: rows of a class share one weight, with mean one over the client's rows."""
-    each = -logits.log_softmax(-1).gather(-1, batch.y.unsqueeze(-1)).squeeze(-1)
+    each = row_losses(logits, batch.y)
     n_present = (batch.counts > 0).sum()
     return masked_mean(each * batch.counts.sum() / (n_present * _own_count(batch)), batch.mask)
 

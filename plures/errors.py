@@ -1,7 +1,7 @@
 """What can go wrong, each with the exit code that the command line gives it."""
 
+from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import Iterable
 
 
 class PluresError(Exception):
@@ -40,4 +40,6 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
     near = get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     allowed = ", ".join(names) if names else "(none)"
-    return UsageError(f"unknown {kind} {name!r}{hint} Known: {allowed}." if hint else f"unknown {kind} {name!r}. Known: {allowed}.")
+    return UsageError(
+        f"unknown {kind} {name!r}{hint} Known: {allowed}." if hint else f"unknown {kind} {name!r}. Known: {allowed}."
+    )

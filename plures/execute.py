@@ -5,14 +5,13 @@ every worker computes with one thread: so any number of workers gives the same b
 """
 
 import json
-import math
 import multiprocessing
 import os
 import signal
 import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -32,7 +31,7 @@ ClientFunction = Callable[..., Tree]
 
 TEST_BATCH = 64  # rows of a stacked test batch
 GROUP_BYTES = 1 << 30  # what the stacked tensors of a group may take
-STEP_OVERHEAD = 5e-4  # seconds that a stacked step costs besides its arithmetic; only ratios matter
+STEP_OVERHEAD = 7e-4  # seconds that a stacked step costs besides its arithmetic; only ratios matter
 FLOPS_A_SECOND = 2e10  # of one core on small matrices; only ratios matter
 
 
@@ -46,6 +45,10 @@ class Population(NamedTuple):
     n_classes: int
     seed: int
     smallest: int  # batch, for training
+
+    def eligible(self) -> list[int]:
+        """The clients that have rows to train on; the others sit out."""
+        return [i for i, rows in enumerate(self.train) if len(rows)]
 
     def sizes(self) -> Tensor:
         return torch.tensor([len(rows) for rows in self.train])
@@ -162,22 +165,38 @@ def hits_and_loss(logits: Tensor, batch: Batch) -> dict[str, Tensor]:
 
 
 def groups(n_steps: Sequence[int], step_seconds: float, client_bytes: int) -> list[list[int]]:
-    """Which places of a cohort are stacked together: clients of like length, groups of like cost."""
+    """Which places of a cohort are stacked together: clients of like length, so that few steps are thin.
+
+    A stacked step costs a fixed overhead and the arithmetic of its clients. Of some ways to cut the
+    cohort, sorted by length, into groups, the one is taken that would end first with two workers
+    and with eight; how many there really are plays no part.
+    """
     order = sorted(range(len(n_steps)), key=lambda i: (-n_steps[i], i))
-    longest = max(n_steps, default=0)
-    work = step_seconds * sum(n_steps)
-    wanted = min(16, max(2, round(work / max(longest * STEP_OVERHEAD, 1e-9))))
     most = max(1, GROUP_BYTES // max(client_bytes, 1))
-    fair = (work + longest * STEP_OVERHEAD) / wanted
-    out: list[list[int]] = []
-    cost = math.inf
-    for i in order:
-        if cost + n_steps[i] * step_seconds / 2 > fair or len(out[-1]) >= most:
-            out.append([])
-            cost = n_steps[i] * STEP_OVERHEAD
-        out[-1].append(i)
-        cost += n_steps[i] * step_seconds
-    return out
+
+    def cost(group: Sequence[int]) -> float:
+        return n_steps[group[0]] * STEP_OVERHEAD + sum(n_steps[i] for i in group) * step_seconds
+
+    def cut(limit: float) -> list[list[int]]:
+        out: list[list[int]] = []
+        so_far = 0.0
+        for i in order:
+            so_far += n_steps[i] * step_seconds
+            if not out or len(out[-1]) == most or so_far > limit:
+                out.append([])
+                so_far = n_steps[i] * (STEP_OVERHEAD + step_seconds)
+            out[-1].append(i)
+        return out
+
+    def end(cuts: list[list[int]], n_workers: int) -> float:
+        free = [0.0] * n_workers
+        for seconds in sorted(map(cost, cuts), reverse=True):
+            free[free.index(min(free))] += seconds
+        return max(free)
+
+    whole = cost(order)
+    ways = [cut(whole / parts) for parts in (1, 1.25, 1.5, 2, 3, 4, 6, 8, 12, 16)]
+    return min(ways, key=lambda cuts: end(cuts, 2) + end(cuts, 8))
 
 
 class Job(NamedTuple):
@@ -297,8 +316,8 @@ class Executor:
     def _do(self, job: Job) -> None:
         """One group: read its messages and states, run, write its results."""
         places = torch.tensor(job.places)
-        tests = self.population.shards(job.ids, "test", "test", 0)
         if job.kind == "generic":
+            tests = self.population.shards(job.ids, "test", "test", 0)
             whole = Same(tree.row(self._generic, 0))
             return _write(self._scores, places, run_group(self.style, generic_function(self.task), whole, tests))
         message = Each(tree.rows(self._each, places)) if job.each else Same(tree.row(self._same, 0))
@@ -309,6 +328,7 @@ class Executor:
             return _write(self._trained, places, run_group(self.style, fn, message, clients, shards))
         shards = self.population.shards(job.ids, "train", "personalize", job.round)
         if job.kind == "score":
+            tests = self.population.shards(job.ids, "test", "test", 0)
             fn = score_function(self.method, self.task)
             return _write(self._scores, places, run_group(self.style, fn, message, clients, shards, tests))
         personal = run_group(self.style, personal_function(self.method, self.task), message, clients, shards)
@@ -360,7 +380,9 @@ class _Crew:
                 if waiting and not failure:
                     busy[end] = self._give(end, waiting.pop())
         if failure:
-            raise RunFailed(f"a client function failed; rerun with --executor one_by_one to learn which client\n{failure}")
+            raise RunFailed(
+                f"a client function failed; rerun with --executor one_by_one to learn which client\n{failure}"
+            )
 
     @staticmethod
     def _give(end: Connection, job: Job) -> Job:

@@ -89,11 +89,8 @@ def fit(
     return Fitted(tree.unflatten(out[:-2], params_spec), out[-2], out[-1])
 
 
-def measure(
-    fn: Callable[..., Tree], params: Tree, shard: Shard, batch: int, given: tuple[Tree, ...] = ()
-) -> Tree:
+def measure(fn: Callable[..., Tree], params: Tree, shard: Shard, batch: int, given: tuple[Tree, ...] = ()) -> Tree:
     """The sum of `fn(params, batch, *given)` over the shard, in batches of `batch` rows, in order."""
-
 
     def on_batch(_: tuple[()], batch: Batch, params: Tree, *given: Tree) -> Tree:
         return fn(params, batch, *given)
@@ -295,9 +292,7 @@ class _SolverState:
         self.kept = [[x[pick] for x in group] for group in self.kept]
 
     @torch.no_grad()
-    def step(
-        self, leaves: list[Tensor], slopes: Sequence[Tensor | None], is_statistic: list[bool], lr: float
-    ) -> None:
+    def step(self, leaves: list[Tensor], slopes: Sequence[Tensor | None], is_statistic: list[bool], lr: float) -> None:
         solver, self.count = self.solver, self.count + 1
         left = iter(slopes)
         params, grads, at = [], [], []
@@ -361,4 +356,3 @@ def _measure(
             for total, x in zip(totals, parts, strict=True):
                 total[:live] += x
     return totals
-

@@ -8,13 +8,12 @@ Dropout draws from the key of the batch.
 """
 
 import copy
-from functools import cached_property
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.flop_counter import FlopCounterMode
@@ -29,21 +28,25 @@ class Batch(NamedTuple):
 
     x: Tensor  # [batch, ...]
     y: Tensor  # [batch] or [batch, position]
-    mask: Tensor  # [batch], 1 for a row, 0 for padding
+    mask: Tensor  # [batch], 1 for a row, 0 for padding (which repeats a row of the same client)
     counts: Tensor  # [class], the client's training rows of each class
     key: Tensor  # for what is drawn in this step
 
 
 def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
     """Mean cross-entropy over the rows of the batch."""
-    picked = logits.log_softmax(-1).gather(-1, batch.y.unsqueeze(-1)).squeeze(-1)
-    each = -picked.reshape(len(batch.mask), -1).mean(1)
-    return masked_mean(each, batch.mask)
+    return masked_mean(row_losses(logits, batch.y), batch.mask)
+
+
+def row_losses(logits: Tensor, y: Tensor) -> Tensor:
+    """Cross-entropy of every row; of a sequence, the mean over its positions."""
+    each = logits.logsumexp(-1) - logits.gather(-1, y.unsqueeze(-1)).squeeze(-1)
+    return each if each.dim() == 1 else each.flatten(1).mean(1)
 
 
 def masked_mean(each: Tensor, mask: Tensor) -> Tensor:
-    """The mean over the rows that the mask marks, whatever stands in the others."""
-    return torch.where(mask > 0, each, 0.0).sum() / mask.sum()
+    """The mean over the rows that the mask marks."""
+    return (each * mask).sum() / mask.sum()
 
 
 class _Recorded(torch.autograd.Function):
@@ -83,7 +86,7 @@ class _BatchNormAsFunction(nn.Module):
         self.weight, self.bias = original.weight, original.bias
         self.register_buffer("running_mean", original.running_mean)
         self.register_buffer("running_var", original.running_var)
-        self.register_buffer("mask", torch.ones(1))
+        self.mask = torch.ones(1)
 
     def forward(self, x: Tensor) -> Tensor:
         shape = (1, -1, *[1] * (x.dim() - 2))
@@ -118,7 +121,7 @@ class _DropoutAsFunction(nn.Module):
         super().__init__()
         self.p, self.stream = float(original.p), stream  # type: ignore[arg-type]
         self.whole_channels = not isinstance(original, nn.Dropout)
-        self.register_buffer("key", torch.tensor(0))
+        self.key = torch.tensor(0)
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0:
@@ -149,6 +152,22 @@ def _without_hidden_state(module: nn.Module) -> nn.Module:
     return module
 
 
+class _Body:
+    """A module without its head, and the places where its tensors are put for a call.
+
+    `torch.func.functional_call` does the same, but walks through all modules at every call.
+    """
+
+    def __init__(self, module: nn.Module, names: list[str]) -> None:
+        self.module = module
+        self.masked = [m for m in module.modules() if isinstance(m, _BatchNormAsFunction)]
+        self.keyed = [m for m in module.modules() if isinstance(m, _DropoutAsFunction)]
+        self.slots: list[tuple[str, dict[str, Any], str]] = []
+        for name in names:
+            parent, key = _child(module, name)
+            self.slots.append((name, parent._buffers if key in parent._buffers else parent._parameters, key))
+
+
 class Task:
     """What there is to learn: a model as pure functions, and the names of its parts."""
 
@@ -170,11 +189,9 @@ class Task:
         body = _without_hidden_state(module)
         parent, name = _child(body, self.head)
         setattr(parent, name, nn.Identity())
-        self._inference = body.eval()
-        self._training = copy.deepcopy(body).train()
-        self._masks = [n for n, _ in body.named_buffers() if n.rpartition(".")[2] == "mask"]
-        self._keys = [n for n, _ in body.named_buffers() if n.rpartition(".")[2] == "key"]
-        self._body_names = [n for n in self.initial if not self.is_head(n)]
+        names = [name for name in self.initial if not self.is_head(name)]
+        self._inference = _Body(copy.deepcopy(body).eval(), names)
+        self._training = _Body(body.train(), names)
         self._layer_of = {name: layer for layer, names in self.layers.items() for name in names}
         self._check(module)
 
@@ -211,7 +228,7 @@ class Task:
 
     def features(self, params: Params, x: Tensor) -> Tensor:
         """What the head sees, in inference mode."""
-        return functional_call(self._inference, self._body(params), (x,))  # type: ignore[no-any-return]
+        return self._call(self._inference, params, x)
 
     def classify(self, params: Params, features: Tensor) -> Tensor:
         """The head: logits from features."""
@@ -225,10 +242,11 @@ class Task:
 
     def training_features(self, params: Params, batch: Batch) -> Tensor:
         """What the head sees, in training mode: batch statistics, dropout."""
-        inputs = self._body(params)
-        inputs |= {name: batch.mask for name in self._masks}
-        inputs |= {name: batch.key for name in self._keys}
-        return functional_call(self._training, inputs, (batch.x,))  # type: ignore[no-any-return]
+        for module in self._training.masked:
+            module.mask = batch.mask
+        for module in self._training.keyed:
+            module.key = batch.key
+        return self._call(self._training, params, batch.x)
 
     def training_logits(self, params: Params, batch: Batch) -> Tensor:
         """Logits in training mode."""
@@ -238,8 +256,16 @@ class Task:
         """Mean cross-entropy of a batch, in training mode."""
         return cross_entropy(self.training_logits(params, batch), batch)
 
-    def _body(self, params: Params) -> Params:
-        return {name: params[name] for name in self._body_names}
+    @staticmethod
+    def _call(body: "_Body", params: Params, x: Tensor) -> Tensor:
+        """The body with these tensors in the places of its own, which hold nothing between calls."""
+        try:
+            for name, place, key in body.slots:
+                place[key] = params[name]
+            return body.module(x)  # type: ignore[no-any-return]
+        finally:
+            for _, place, key in body.slots:
+                place[key] = None
 
     def _check(self, module: nn.Module) -> None:
         """The head must be the last thing the model does, and nothing random may be hidden in it."""
@@ -249,13 +275,9 @@ class Task:
             try:
                 expected = reference(x)
             except Exception as error:
-                raise UsageError(
-                    f"the model cannot read rows of shape {tuple(self.example.shape)}: {error}"
-                ) from error
+                raise UsageError(f"the model cannot read rows of shape {tuple(self.example.shape)}: {error}") from error
             if expected.shape[-1] != self.n_classes:
-                raise UsageError(
-                    f"the model gives {expected.shape[-1]} logits, the data has {self.n_classes} classes"
-                )
+                raise UsageError(f"the model gives {expected.shape[-1]} logits, the data has {self.n_classes} classes")
             try:
                 same = torch.allclose(expected, self.logits(self.initial, x), atol=1e-5)
             except RuntimeError:
@@ -265,7 +287,9 @@ class Task:
                     f"the model's output is not that of its last linear layer {self.head!r}; return the plain "
                     "logits of that layer, with no softmax or scaling after it"
                 )
-            batch = Batch(x, torch.zeros(2, dtype=torch.long), torch.ones(2), torch.ones(self.n_classes), torch.tensor(0))
+            batch = Batch(
+                x, torch.zeros(2, dtype=torch.long), torch.ones(2), torch.ones(self.n_classes), torch.tensor(0)
+            )
             with torch.random.fork_rng(devices=[]):
                 once, again = (self.training_features(self.initial, batch) for _ in range(2))
             if not torch.equal(once, again):

@@ -21,7 +21,9 @@ class FedAvgClient(NamedTuple):
 class FedAvg(Method):
     """Clients train the received model; the server takes the mean, weighted by rows."""
 
-    pm: str = setting("global", "the personal model: the mean, or the client's last trained model", choices=("global", "local"))
+    pm: str = setting(
+        "global", "the personal model: the mean, or the client's last trained model", choices=("global", "local")
+    )
     weights: str = weights_setting()
 
     def merge(self, task, server, ids, uploads, sizes):

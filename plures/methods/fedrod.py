@@ -35,7 +35,9 @@ class FedRoD(Method):
     loss: str = setting("bsm", "balanced loss of the shared model", choices=tuple(LOSSES))
     gamma: float = setting(1.0, "strength of the balance; 1 for bsm, to be tuned for ldam and cdt", least=0)
     pm_base: str = setting(
-        "local", "body and generic head of the personal model: last trained, or the server's", choices=("local", "server")
+        "local",
+        "body and generic head of the personal model: last trained, or the server's",
+        choices=("local", "server"),
     )
     weights: str = weights_setting()
 

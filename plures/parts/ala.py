@@ -34,7 +34,9 @@ class Ala(Part):
         "last_batch", "first stage: the loss of an epoch that is looked at", choices=("last_batch", "epoch_mean")
     )
     ala_pm: str = setting(
-        "init", "the personal model is made from the blend, or is the client's trained model", choices=("init", "trained")
+        "init",
+        "the personal model is made from the blend, or is the client's trained model",
+        choices=("init", "trained"),
     )
 
     def upper(self, task, received):

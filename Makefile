@@ -1,0 +1,27 @@
+# make demo: see it work.  make test: check it.  Both make what they need.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+
+.PHONY: demo test clean
+
+# An installed environment is one whose stamp is newer than the files that say what to install.
+$(VENV)/installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) torch
+	$(PIP) --editable '.[dev]'
+	touch $@
+
+demo: $(VENV)/installed
+	$(BIN)/plures compare local fedavg fedprox ditto fedrep fedbn fedala fedrod pfedla \
+	  --data digits --partition dirichlet:0.1 --clients 20 --rounds 30
+
+test: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -n 2
+
+clean:
+	rm -rf $(VENV) runs build *.egg-info

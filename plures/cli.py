@@ -1,0 +1,307 @@
+"""The command line: a thin layer over the Python functions."""
+
+import inspect
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, get_args
+
+import typer
+from rich.console import Console
+from safetensors.torch import save
+
+from . import __version__, report, show
+from .compare import compare as compare_methods
+from .config import Config, make_config, read_toml, to_toml
+from .errors import PluresError, UsageError, unknown
+from .run import Result, new_folder, opened, set_scene, start
+from .run import resume as resume_run
+
+app = typer.Typer(
+    name="plures",
+    help="Personalized federated learning: every client ends up with a model of its own.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+# The options of run, compare and doctor are the fields of Config: written once, there.
+
+Setting = Annotated[list[str] | None, typer.Option("--set", help="a setting of the method: key=value, repeatable")]
+ConfigFile = Annotated[Path | None, typer.Option("--config", help="options from a TOML file; the command line wins")]
+Workers = Annotated[int | None, typer.Option("--workers", help="processes of one thread", show_default="one a core")]
+Out = Annotated[Path | None, typer.Option("--out", help="the run folder", show_default="runs/...")]
+Json = Annotated[bool, typer.Option("--json", help="standard output is exactly the summary as JSON")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="print results only")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="check everything, run nothing")]
+Debug = Annotated[bool, typer.Option("--debug", help="show the traceback of an error")]
+
+Command = Callable[..., None]
+
+
+def with_options(command: Command) -> Command:
+    """Give a command an option for every field of Config; it gets those that were used as `given`."""
+    own = [p for p in inspect.signature(command).parameters.values() if p.name != "given"]
+    names = [name for name in Config.model_fields if name not in ("method", "settings")]
+    options = []
+    for name in names:
+        field = Config.model_fields[name]
+        kind = next((k for k in (int, float) if k in (field.annotation, *get_args(field.annotation))), str)
+        default = "one a core" if name == "workers" else str(field.default)
+        flag = "--" + name.replace("_", "-")
+        option = typer.Option(flag, help=field.description, show_default=False if field.default is None else default)
+        hint = Annotated[kind | None, option]  # type: ignore[valid-type]
+        options.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint))
+
+    def wrapped(*positional: Any, **values: Any) -> None:
+        given = {name: value for name in names if (value := values.pop(name)) is not None}
+        command(*positional, given=given, **values)
+
+    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
+    wrapped.__signature__ = inspect.Signature(parameters + options)  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {p.name: p.annotation for p in parameters + options}
+    wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
+    return wrapped
+
+
+def _options(config: Path | None, given: dict[str, Any], settings: list[str] | None) -> dict[str, Any]:
+    """The options of a TOML file, overridden by those of the command line."""
+    values = (read_toml(config) if config is not None else {}) | given
+    chosen = dict(values.get("settings", {}))
+    for text in settings or []:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise UsageError(f"--set takes key=value, got {text!r}")
+        chosen[key.strip()] = value.strip()
+    if "epochs" in given and "steps" in given:
+        raise UsageError("--epochs and --steps are two ways to say how long clients train; give one of them")
+    values["settings"] = chosen
+    values.setdefault("workers", _n_cores())
+    return values
+
+
+def _n_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+
+
+def _console(to_stderr: bool) -> Console:
+    return Console(stderr=to_stderr)
+
+
+def _watcher(console: Console, name: str, folder: Path | None, quiet: bool) -> show.Progresses:
+    return show.Progresses(console, name, folder / "log.txt" if folder else None, quiet)
+
+
+def _end(result: Result, console: Console, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(result.summary, indent=2))
+        return
+    console.print(show.result_table({result.summary["method"]: result}))
+    if result.folder is not None:
+        console.print(f"run folder: {result.folder}", markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command()
+@with_options
+def run(
+    method: Annotated[str, typer.Argument(help="e.g. fedala, fedrod:loss=ce, ditto+ala; see `plures list methods`")],
+    *,
+    given: dict[str, Any],
+    set_: Setting = None,
+    config: ConfigFile = None,
+    out: Out = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    dry_run: DryRun = False,
+    debug: Debug = False,
+) -> None:
+    """One run."""
+    console = _console(to_stderr=as_json)
+    scene = set_scene(make_config(_options(config, given | {"method": method}, set_)))
+    if dry_run:
+        console.print(to_toml(scene.config), markup=False, highlight=False)
+        return
+    folder = new_folder(scene.config, out)
+    watcher = _watcher(console, method, folder, quiet)
+    _end(start(scene, folder, watcher.say, watcher), console, as_json)
+
+
+@app.command()
+@with_options
+def compare(
+    methods: Annotated[list[str], typer.Argument(help="two or more methods")],
+    *,
+    given: dict[str, Any],
+    seeds: Annotated[str | None, typer.Option("--seeds", help="e.g. 0,1,2; each method is run with each")] = None,
+    set_: Setting = None,
+    config: ConfigFile = None,
+    out: Out = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    dry_run: DryRun = False,
+    debug: Debug = False,
+) -> None:
+    """The same split, schedule and start for several methods; a table and a report."""
+    console = _console(to_stderr=as_json)
+    chosen = make_config(_options(config, given, set_))
+    wanted = [chosen.seed] if seeds is None else _numbers(seeds)
+    if dry_run:
+        for method in methods:
+            set_scene(chosen.model_copy(update={"method": method, "seed": wanted[0]}))
+        console.print(f"{len(methods)} methods, seeds {wanted}: all can be run", markup=False)
+        return
+    folder = new_folder(chosen.model_copy(update={"method": "compare"}), out)
+    results: dict[str, Result] = {}
+    for one in wanted:
+        of_seed = chosen.model_copy(update={"seed": one})
+        where = folder if len(wanted) == 1 else folder / f"seed-{one}"
+        found = compare_methods(
+            list(methods),
+            of_seed,
+            where,
+            lambda line: None,
+            lambda method: _watcher(console, method, None, quiet),
+            lambda method, result: console.print(*show.result_cells(method, result.summary), markup=False),
+        )
+        results |= {method if len(wanted) == 1 else f"{method}, seed {one}": r for method, r in found.items()}
+    if as_json:
+        print(json.dumps({name: result.summary for name, result in results.items()}, indent=2))
+    else:
+        console.print(show.result_table(results))
+    page = report.write([r.folder for r in results.values() if r.folder is not None], folder / "report.html")
+    console.print(f"report: {page}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(item) for item in text.split(",")]
+    except ValueError:
+        raise UsageError(f"--seeds takes whole numbers with commas between, got {text!r}") from None
+
+
+@app.command()
+def resume(
+    folder: Annotated[Path, typer.Argument(help="a run folder", metavar="RUN")],
+    workers: Workers = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Go on exactly where a run stopped."""
+    console = _console(to_stderr=as_json)
+    watcher = _watcher(console, folder.name, folder if folder.is_dir() else None, quiet)
+    _end(resume_run(folder, watcher.say, watcher, workers or _n_cores()), console, as_json)
+
+
+_LISTS = ("methods", "data", "models", "partitions")
+
+
+@app.command("list")
+def list_(
+    what: Annotated[str, typer.Argument(help=", ".join(_LISTS))],
+    debug: Debug = False,
+) -> None:
+    """What there is."""
+    if what not in _LISTS:
+        raise unknown("list", what, _LISTS)
+    console = _console(to_stderr=False)
+    found = show.listing(what)
+    width = max(len(name) for name, _ in found)
+    for name, line in found:
+        console.print(f"{name:{width}}  {line}", markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command("show")
+@with_options
+def show_(
+    method: Annotated[str, typer.Argument(help="a method, e.g. fedala or ditto+ala")],
+    *,
+    given: dict[str, Any],
+    debug: Debug = False,
+) -> None:
+    """The idea of a method, the paper, its settings, what travels and what stays."""
+    scene = set_scene(make_config(_options(None, given | {"method": method}, None)))
+    _console(to_stderr=False).print(show.about_method(method, scene), markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command()
+@with_options
+def doctor(
+    method: Annotated[str, typer.Argument(help="a method")] = "fedavg",
+    *,
+    given: dict[str, Any],
+    set_: Setting = None,
+    config: ConfigFile = None,
+    debug: Debug = False,
+) -> None:
+    """What will go wrong, before it does: sizes, memory, traffic, odd clients."""
+    scene = set_scene(make_config(_options(config, given | {"method": method}, set_)))
+    console = _console(to_stderr=False)
+    for line in show.diagnosis(scene):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+@app.command()
+def export(
+    folder: Annotated[Path, typer.Argument(help="a run folder", metavar="RUN")],
+    client: Annotated[int, typer.Option("--client", help="whose model")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="the file to write")] = Path("model.safetensors"),
+    debug: Debug = False,
+) -> None:
+    """The personal model of a client as a safetensors file."""
+    console = _console(to_stderr=False)
+    run = opened(folder, lambda line: console.print(line, markup=False))
+    try:
+        model = run.personal_model(client)
+        config = run.scene.config
+        about = {"plures": __version__, "method": config.method, "model": config.model, "client": str(client)}
+        out.write_bytes(save({k: v.contiguous() for k, v in model.items()}, metadata=about))
+    except OSError as error:
+        raise UsageError(f"cannot write {out}: {error.strerror}") from None
+    finally:
+        run.close()
+    n_weights = sum(x.numel() for x in model.values())
+    console.print(f"{out}: {len(model)} tensors, {n_weights:,} numbers, after round {run.round}", markup=False)
+
+
+@app.command("report")
+def report_(
+    folders: Annotated[list[Path], typer.Argument(help="run folders", metavar="RUN ...")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="the page to write")] = Path("report.html"),
+    debug: Debug = False,
+) -> None:
+    """One self-contained page about one or more runs."""
+    _console(to_stderr=False).print(f"report: {report.write(folders, out)}", markup=False, highlight=False)
+
+
+def main() -> None:
+    """Run a command; mistakes are told in a sentence, with their exit code."""
+    sys.exit(call(sys.argv[1:]))
+
+
+def call(arguments: list[str]) -> int:
+    debug = "--debug" in arguments
+    command: Callable[..., Any] = typer.main.get_command(app)
+    try:
+        command(arguments, standalone_mode=False)
+        return 0
+    except typer.Exit as error:
+        return error.exit_code
+    except PluresError as error:
+        if debug:
+            raise
+        print(f"plures: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("plures: interrupted", file=sys.stderr)
+        return 130
+    except Exception as error:
+        if hasattr(error, "exit_code") and hasattr(error, "format_message"):  # a usage error of the parser
+            print(f"plures: {error.format_message()}", file=sys.stderr)
+            return 2
+        if debug:
+            raise
+        print(f"plures: {type(error).__name__}: {error}; --debug shows where", file=sys.stderr)
+        return 4

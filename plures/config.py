@@ -1,0 +1,120 @@
+"""What a run is made of: one checked record that the command line, TOML files and Python share."""
+
+import hashlib
+import json
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from .errors import UsageError, unknown
+from .fit import Solver
+
+Value = bool | int | float | str
+
+
+class Config(BaseModel):
+    """Everything that a run depends on, and how it is carried out."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    method: str = Field("fedavg", description="name, with settings and worn parts: fedrod:loss=ce, ditto+ala")
+    settings: dict[str, Value] = Field(default_factory=dict, description="settings of the method")
+    data: str = Field("digits", description="name of a data set, or a .npz file")
+    data_dir: str | None = Field(None, description="folder of data sets")
+    model: str = Field("mlp", description="name of a model, or your own as module:Class")
+    partition: str = Field("dirichlet:0.1", description="how rows are dealt to clients")
+    split: str | None = Field(None, description="file that says who has which rows, instead of a partition")
+    test_share: float = Field(0.25, gt=0, lt=1, description="share of a client's rows that it is tested on")
+    clients: int = Field(20, ge=1, description="number of clients")
+    participation: float = Field(1.0, gt=0, le=1, description="share of clients in a round")
+    rounds: int = Field(20, ge=0, description="number of rounds")
+    epochs: int = Field(1, ge=0, description="passes over a client's rows in a round")
+    steps: int | None = Field(None, ge=1, description="batches of a client in a round, instead of epochs")
+    batch: int = Field(10, ge=1, description="rows of a batch")
+    lr: float = Field(0.1, ge=0, description="learning rate")
+    lr_decay: float = Field(1.0, gt=0, le=1, description="factor of the learning rate, a round")
+    momentum: float = Field(0.0, ge=0, lt=1, description="of SGD")
+    weight_decay: float = Field(0.0, ge=0, description="pull of the weights towards zero")
+    optimizer: Literal["sgd", "adam"] = Field("sgd", description="local solver")
+    seed: int = Field(0, ge=0, description="all randomness comes from it")
+    executor: Literal["vectorised", "one_by_one"] = Field("vectorised", description="how clients are run")
+
+    # These change nothing of the result.
+    workers: int = Field(1, ge=1, description="processes of one thread each")
+    eval_every: int = Field(1, ge=0, description="rounds between evaluations; 0 evaluates at the end only")
+    checkpoint_every: int = Field(10, ge=1, description="rounds between checkpoints")
+    memory_limit_mb: int = Field(4096, ge=0, description="clients' state beyond it is kept in a file")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Config":
+        if self.optimizer == "adam" and self.momentum:
+            raise ValueError("momentum is for sgd; adam has its own. Leave momentum out, or choose sgd")
+        return self
+
+    def solver(self) -> Solver:
+        return Solver(
+            kind=self.optimizer,
+            lr=self.lr,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            decay=self.lr_decay,
+            batch=self.batch,
+            epochs=self.epochs,
+            steps=self.steps,
+        )
+
+    def identity(self) -> str:
+        """A hash of what the result depends on."""
+        fields = self.model_dump(exclude=set(CARRIED_OUT))
+        return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+
+
+CARRIED_OUT = ("workers", "eval_every", "checkpoint_every", "memory_limit_mb", "data_dir", "split")
+
+
+def make_config(values: dict[str, Any]) -> Config:
+    """A config from names and values; a mistake is told in words."""
+    for key in values:
+        if key not in Config.model_fields:
+            raise unknown("option", key, Config.model_fields)
+    try:
+        return Config(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"][:1])) or "the configuration"
+        said = first["msg"].removeprefix("Value error, ")
+        raise UsageError(
+            f"{name}: {said[0].lower()}{said[1:]}, got {first['input']!r}" if first["loc"] else said
+        ) from None
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"there is no config file {str(path)!r}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is not TOML: {error}") from None
+
+
+def to_toml(config: Config) -> str:
+    """The config as TOML; what is not set is left out."""
+    values = config.model_dump(exclude_none=True)
+    settings = values.pop("settings")
+    lines = [f"{key} = {_toml_value(value)}" for key, value in values.items()]
+    lines += ["", "[settings]", *[f"{_toml_key(key)} = {_toml_value(value)}" for key, value in settings.items()]]
+    return "\n".join(lines) + "\n"
+
+
+def _toml_key(key: str) -> str:
+    return key if key.replace("_", "").replace("-", "").isalnum() else json.dumps(key)
+
+
+def _toml_value(value: Value) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    return repr(value)

@@ -1,0 +1,462 @@
+"""A run: a config becomes rounds, rows of numbers, and a model for every client.
+
+Nothing that happens between rounds is needed to go on but the state (server, clients, round) and
+the rows so far. Both are in every checkpoint, so a run that stopped goes on as if it had not.
+"""
+
+import json
+import resource
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from . import __version__, checkpoint, datasets, execute, models, partition, rows, seeds, tree
+from .choose import all_settings, choose
+from .config import Config, make_config, read_toml, to_toml
+from .errors import DataError, Interrupted, RunFailed, UsageError
+from .execute import Executor, Population
+from .method import Each, Federation, Method, Same
+from .store import ClientStore
+from .task import Task, build
+from .tree import Params, Tree
+
+Say = Callable[[str], None]
+
+
+class Scene(NamedTuple):
+    """What a run starts from: made from the config alone."""
+
+    config: Config
+    method: Method
+    task: Task
+    population: Population
+    split: partition.Split
+
+
+def set_scene(config: Config, split: partition.Split | None = None) -> Scene:
+    """Read the data, deal it out, build model and method. Raises where something cannot be."""
+    method = choose(config.method, config.settings, config.solver())
+    partition.parse(config.partition)
+    data = datasets.load(config.data, Path(config.data_dir) if config.data_dir else None)
+    if split is None and config.split is not None:
+        split = partition.read_split(Path(config.split), len(data.y))
+    if split is None:
+        split = partition.make_split(data, config.partition, config.clients, config.seed, config.test_share)
+    x, y = torch.from_numpy(data.x), torch.from_numpy(data.y)
+    make = models.maker(config.model, tuple(x.shape[1:]), data.n_classes)
+    task = build(make, x[0], data.n_classes, config.seed)
+    population = Population(x, y, split.train, split.test, data.n_classes, config.seed, task.smallest_batch)
+    if not population.eligible():
+        raise DataError("no client has a row to train on; choose fewer clients or another partition")
+    config = config.model_copy(update={"clients": len(split.train), "settings": all_settings(method)})
+    return Scene(config, method, task, population, split)
+
+
+def cohort(config: Config, eligible: list[int], round: int, turns: str) -> list[int]:
+    """The clients of a round, ascending; a function of seed and round alone."""
+    n = max(1, round_half_up(config.participation * len(eligible)))
+    if turns == "in turn":
+        order = seeds.generator(config.seed, "turns").permutation(len(eligible))
+        places = [order[(round * n + k) % len(eligible)] for k in range(n)]
+    else:
+        places = list(seeds.generator(config.seed, "cohort", round).choice(len(eligible), n, replace=False))
+    return sorted(eligible[int(i)] for i in places)
+
+
+def round_half_up(value: float) -> int:
+    return int(value + 0.5)
+
+
+class Run:
+    """The state of a run and the steps that move it on."""
+
+    def __init__(self, scene: Scene, folder: Path | None, say: Say) -> None:
+        self.scene, self.folder, self.say = scene, folder, say
+        config, task, method = scene.config, scene.task, scene.method
+        self.eligible = scene.population.eligible()
+        self.scored = [i for i in self.eligible if len(scene.population.test[i])]
+        sizes = scene.population.sizes()
+        federation = Federation(sizes, torch.tensor(seeds.key_of(config.seed, "server")))
+        self.round = 0
+        self.rows: list[rows.Round] = []
+        self.refused = 0
+        self.threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # so that any number of workers gives the same bits
+        with torch.no_grad():
+            self.server: Tree = method.init_server(task, task.initial, federation)
+            self.store = ClientStore(
+                method.init_client(task, task.initial),
+                len(sizes),
+                config.memory_limit_mb << 20,
+                folder / "state" if folder else None,
+            )
+            message = method.send(task, self.server, torch.tensor(self.eligible[:1]))
+        n_cohort = len(cohort(config, self.eligible, 0, method.turns))
+        room = max(n_cohort, min(len(self.eligible), 256))
+        self.executor = Executor(
+            method, task, scene.population, self.store, message, config.executor, config.workers, room
+        )
+
+    def close(self) -> None:
+        self.executor.close()
+        torch.set_num_threads(self.threads)
+
+    # One round
+
+    def play_round(self) -> rows.Round:
+        """Send, train, check, merge. The state changes at the very end or not at all."""
+        began = time.perf_counter()
+        scene, method, task = self.scene, self.scene.method, self.scene.task
+        ids = cohort(scene.config, self.eligible, self.round, method.turns)
+        with torch.no_grad():
+            message = method.send(task, self.server, torch.tensor(ids))
+            clients, uploads, metrics = self.executor.train(self.round, message, ids)
+            self._check_losses(ids, metrics["loss"])
+            fine = tree.all_finite(uploads, len(ids)) & tree.all_finite(clients, len(ids))
+            if not fine.any():
+                raise RunFailed(
+                    f"round {self.round + 1}: every client's update has numbers that are not finite; lower lr"
+                )
+            kept = torch.tensor(ids)[fine]
+            if not fine.all():
+                clients, uploads = tree.rows(clients, fine), tree.rows(uploads, fine)
+            sizes = scene.population.sizes()[kept]
+            server = method.merge(task, self.server, kept, uploads, sizes)
+            if not bool(tree.all_finite(tree.map(lambda x: x[None], server), 1)):
+                raise RunFailed(f"round {self.round + 1}: the server's state is no longer finite; lower lr")
+        one = tree.row(message.tree, 0) if isinstance(message, Each) else message.tree
+        down, up = method.n_bytes(one, tree.row(uploads, 0))
+        row = rows.Round(
+            round=self.round + 1,
+            clients=len(ids),
+            loss=float(metrics["loss"].mean()),
+            bytes_down=down * len(ids),
+            bytes_up=up * len(ids),
+            refused=len(ids) - len(kept),
+            train_seconds=time.perf_counter() - began,
+        )
+        with undisturbed():
+            self.server = server
+            self.store.put(kept, clients)
+            self.refused += row.refused
+            self.round += 1
+            self.rows.append(row)
+        return row
+
+    def _check_losses(self, ids: list[int], losses: Tensor) -> None:
+        bad = [client for client, loss in zip(ids, losses.tolist(), strict=True) if not np.isfinite(loss)]
+        if bad:
+            more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
+            raise RunFailed(
+                f"round {self.round + 1}: the loss of client {bad[0]}{more} is not a finite number; lower lr "
+                f"(it is {self.scene.config.lr:g}) or look at that client's data"
+            )
+
+    # Evaluation: reads the state, changes nothing
+
+    def evaluate(self, last: bool = False) -> rows.Evaluation:
+        """Scores of every client's personal model, and of the one for all."""
+        began = time.perf_counter()
+        method, task = self.scene.method, self.scene.task
+        with torch.no_grad():
+            personal = self._in_blocks(
+                lambda ids: self.executor.score(self.round, method.send(task, self.server, torch.tensor(ids)), ids)
+            )
+            generic_model = method.generic(task, self.server)
+            if generic_model is None and last:
+                generic_model = self._mean_of_personal()
+            generic = None
+            if generic_model is not None:
+                generic = self._in_blocks(lambda ids: self.executor.score_generic(generic_model, ids))
+        return rows.Evaluation(self.scored, personal, generic, time.perf_counter() - began)
+
+    def _in_blocks(self, score: Callable[[list[int]], dict[str, Tensor]]) -> dict[str, list[float]]:
+        out: dict[str, list[float]] = {"hits": [], "loss": [], "n": []}
+        for at in range(0, len(self.scored), self.executor.capacity):
+            for name, values in score(self.scored[at : at + self.executor.capacity]).items():
+                out[name] += values.tolist()
+        return out
+
+    def _mean_of_personal(self) -> Params:
+        """The mean of all personal models, weighted by rows: for methods that have no model for all."""
+        method, task = self.scene.method, self.scene.task
+        total, n_rows = None, 0
+        for at in range(0, len(self.eligible), self.executor.capacity):
+            ids = self.eligible[at : at + self.executor.capacity]
+            message = method.send(task, self.server, torch.tensor(ids))
+            part = self.executor.sum_of_personal(self.round, message, ids)
+            total = part if total is None else tree.add(total, part)
+            n_rows += int(self.scene.population.sizes()[ids].sum())
+        return tree.scale(1 / n_rows, total)  # type: ignore[no-any-return]
+
+    def personal_model(self, client: int) -> Tree:
+        """The model of one client, as `personalize` gives it now."""
+        scene = self.scene
+        if client not in self.eligible:
+            raise UsageError(f"client {client} has no model: clients are {_in_short(self.eligible)}")
+        with torch.no_grad():
+            message = scene.method.send(scene.task, self.server, torch.tensor([client]))
+            shards = scene.population.shards([client], "train", "personalize", self.round)
+            fn = execute.personal_function(scene.method, scene.task)
+            states = self.store.rows(torch.tensor([client]))
+            return tree.row(execute.one_by_one(fn, message, states, shards), 0)
+
+    def flops(self) -> int:
+        """Training FLOPs so far: those of one and of two batches, measured, times what clients had."""
+        scene, config = self.scene, self.scene.config
+        sizes = scene.population.sizes().numpy()
+        client = max(self.eligible, key=lambda i: sizes[i])
+        with torch.no_grad():
+            message = scene.method.send(scene.task, self.server, torch.tensor([client]))
+            one = tree.row(message.tree, 0) if isinstance(message, Each) else message.tree
+        fn = execute.train_function(scene.method, scene.task)
+        state = self.store.rows(torch.tensor([client]))
+        counted = []
+        for n_batches in (1, 2):
+            some = np.resize(scene.population.train[client], n_batches * config.batch)
+            small = scene.population._replace(train=[some], test=[some])
+            with FlopCounterMode(display=False) as counter, torch.no_grad():
+                execute.one_by_one(fn, Same(one), state, small.shards([0], "train", "flops", 1))
+            counted.append(counter.get_total_flops())
+        a_batch = counted[1] - counted[0]
+        per_epoch = execute.batches_an_epoch(sizes, config.batch, scene.population.smallest)
+        total = 0
+        for r in range(self.round):
+            ids = cohort(config, self.eligible, r, scene.method.turns)
+            total += sum(counted[0] + a_batch * (int(per_epoch[i]) - 1) for i in ids)
+        return total
+
+    # State on disk
+
+    def save(self) -> None:
+        if self.folder is None:
+            return
+        manifest = {
+            "plures": __version__,
+            "config": self.scene.config.identity(),
+            "refused": self.refused,
+            "rows": [row.to_json() for row in self.rows],
+        }
+        with undisturbed():
+            checkpoint.write(self.folder / "checkpoint", self.round, self.server, self.store, manifest)
+
+    def load(self) -> None:
+        """Go back to the newest whole checkpoint; without any, stay at the start."""
+        assert self.folder is not None
+        found, torn = checkpoint.read(self.folder / "checkpoint")
+        for sentence in torn:
+            self.say(sentence)
+        if found is None:
+            return
+        if found.manifest["config"] != self.scene.config.identity():
+            raise UsageError(f"the checkpoint in {self.folder} is from another config than its config.toml")
+        self.server = checkpoint.restore(self.server, found.server)
+        checkpoint.restore_rows(self.store, found)
+        self.round, self.refused = found.manifest["round"], found.manifest["refused"]
+        self.rows = [rows.Round.from_json(row) for row in found.manifest["rows"]]
+
+    def digest(self) -> str:
+        return checkpoint.digest(self.server, self.store)
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Ctrl-C and SIGTERM wait until the block is done."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    old = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, old)
+
+
+class Result(NamedTuple):
+    """What a run gives: numbers, and models while the run is open."""
+
+    summary: dict[str, Any]
+    rounds: list[dict[str, Any]]
+    clients: list[dict[str, Any]]
+    models: dict[int, Params]  # each client's own
+    folder: Path | None
+
+
+class _StopRequest:
+    """Ctrl-C or SIGTERM: the first asks to stop after the round, the second stops at once."""
+
+    def __init__(self, say: Say) -> None:
+        self.asked, self.say = False, say
+        self.old: dict[int, Any] = {}
+
+    def __enter__(self) -> "_StopRequest":
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self.old[number] = signal.signal(number, self._ask)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.old.items():
+            signal.signal(number, handler)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+        self.say("stopping after this round; press Ctrl-C again to stop at once")
+
+
+class Watcher:
+    """Is told what happens in a run. As it stands here it does not care."""
+
+    def started(self, run: Run) -> None: ...
+    def played(self, run: Run, row: rows.Round) -> None: ...
+    def ended(self) -> None: ...
+
+
+def carry_out(scene: Scene, folder: Path | None, say: Say, watcher: Watcher, going_on: bool = False) -> Result:
+    """Play all rounds that are left, evaluate, and write the run folder."""
+    config = scene.config
+    began = time.perf_counter()
+    run = Run(scene, folder, say)
+    stop: AbstractContextManager[_StopRequest] = _StopRequest(say)
+    evaluation: rows.Evaluation | None = None
+    try:
+        if going_on:
+            run.load()
+        if folder is not None:
+            rows.write_rounds(folder, run.rows)
+        watcher.started(run)
+        with stop as request:
+            try:
+                while run.round < config.rounds:
+                    row = run.play_round()
+                    if config.eval_every and run.round % config.eval_every == 0:
+                        evaluation = run.evaluate(last=run.round == config.rounds)
+                        row = run.rows[-1] = row.scored(evaluation)
+                    if folder is not None:
+                        rows.append_round(folder, row)
+                    watcher.played(run, row)
+                    if run.round % config.checkpoint_every == 0 or run.round == config.rounds or request.asked:
+                        run.save()
+                    if request.asked and run.round < config.rounds:
+                        raise Interrupted(_how_to_resume(folder, run.round))
+                evaluated = evaluation is not None and config.rounds > 0 and config.rounds % config.eval_every == 0
+                if not evaluated:
+                    evaluation = run.evaluate(last=True)
+            except KeyboardInterrupt:
+                run.save()
+                raise Interrupted(_how_to_resume(folder, run.round)) from None
+            except RunFailed as failure:
+                run.save()
+                if folder is not None:
+                    raise RunFailed(f"{failure} The state after round {run.round} is in {folder}.") from None
+                raise
+        watcher.ended()
+        assert evaluation is not None
+        summary = rows.summary(run.rows, evaluation, config, scene.method.scored)
+        summary |= {
+            "flops": run.flops(),
+            "seconds": rows.seconds(run.rows, evaluation, time.perf_counter() - began),
+            "peak_rss_mb": _peak_rss_mb(),
+            "refused_updates": run.refused,
+            "digest": run.digest(),
+        }
+        clients = rows.clients(scene.population.train, scene.population.test, scene.population.y.numpy(), evaluation)
+        if folder is not None:
+            rows.write_clients(folder, clients)
+            checkpoint.write_text(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+        kept = {} if folder is not None else {i: run.personal_model(i) for i in run.eligible}
+        return Result(summary, [row.to_json() for row in run.rows], clients, kept, folder)
+    finally:
+        watcher.ended()
+        run.close()
+
+
+def _how_to_resume(folder: Path | None, round: int) -> str:
+    if folder is None:
+        return f"interrupted after round {round}"
+    return f"interrupted after round {round}; go on with: plures resume {folder}"
+
+
+def _peak_rss_mb() -> float:
+    own, children = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return round((own + children) / 1024, 1)
+
+
+def _in_short(ids: list[int]) -> str:
+    return f"{ids[0]} to {ids[-1]}" if ids == list(range(ids[0], ids[-1] + 1)) else ", ".join(map(str, ids[:20]))
+
+
+# Run folders
+
+
+def new_folder(config: Config, out: Path | None) -> Path:
+    """The folder of a new run: `out`, which must not hold one yet, or a free name under runs/."""
+    if out is None:
+        name = config.method.replace(":", "-").replace(",", "-").replace("=", "")
+        data = Path(config.data).stem
+        for number in range(1, 100000):
+            out = Path("runs") / f"{name}-{data}-{number:04d}"
+            try:
+                out.mkdir(parents=True)
+                return out
+            except FileExistsError:
+                continue
+    assert out is not None
+    if (out / "config.toml").exists():
+        same = make_config(read_toml(out / "config.toml")).identity() == config.identity()
+        raise UsageError(
+            f"{out} already holds {'this run' if same else 'a run of another config'}; "
+            + (f"go on with `plures resume {out}`, or choose another --out" if same else "choose another --out")
+        )
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(f"{out} exists and is not a run folder; choose another --out")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot make the folder {out}: {error.strerror}") from None
+    return out
+
+
+def start(scene: Scene, folder: Path | None, say: Say, watcher: Watcher) -> Result:
+    if folder is not None:
+        checkpoint.write_text(folder / "config.toml", to_toml(scene.config))
+        checkpoint.write_text(folder / "split.json", partition.split_to_json(scene.split))
+    return carry_out(scene, folder, say, watcher)
+
+
+def open_scene(folder: Path) -> Scene:
+    """The scene of a run folder."""
+    if not (folder / "config.toml").exists():
+        raise UsageError(f"{folder} is not a run folder: it has no config.toml")
+    config = make_config(read_toml(folder / "config.toml"))
+    data = datasets.load(config.data, Path(config.data_dir) if config.data_dir else None)
+    split = partition.read_split(folder / "split.json", len(data.y))
+    return set_scene(config, split)
+
+
+def resume(folder: Path, say: Say, watcher: Watcher, workers: int | None = None) -> Result:
+    """Go on with a run that stopped, from its newest whole checkpoint."""
+    scene = open_scene(folder)
+    if workers is not None:
+        scene = scene._replace(config=scene.config.model_copy(update={"workers": workers}))
+    return carry_out(scene, folder, say, watcher, going_on=True)
+
+
+def opened(folder: Path, say: Say) -> Run:
+    """The run of a folder at its newest checkpoint, to look at. Close it after use."""
+    scene = open_scene(folder)
+    run = Run(scene._replace(config=scene.config.model_copy(update={"workers": 1})), folder, say)
+    run.load()
+    return run

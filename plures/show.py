@@ -1,0 +1,236 @@
+"""What users see in the terminal: progress, tables, and what `show`, `list` and `doctor` tell."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from . import datasets, models, partition, rows, tree
+from .choose import choose, doc, setting_fields
+from .execute import groups
+from .fit import Solver
+from .method import Each, Federation
+from .methods import METHODS
+from .parts import PARTS
+from .run import Result, Run, Scene, Watcher, cohort
+from .shard import batches_an_epoch
+from .store import table_bytes
+
+
+def in_bytes(n: float) -> str:
+    """1,234,567 -> 1.2 MB"""
+    for unit in ("B", "kB", "MB", "GB"):
+        if n < 1000 or unit == "GB":
+            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
+        n /= 1000
+    raise AssertionError
+
+
+def percent(value: float | None) -> str:
+    return "-" if value is None or np.isnan(value) else f"{100 * value:.2f} %"
+
+
+class Progresses(Watcher):
+    """A bar on a terminal, plain lines elsewhere; both end up in the log."""
+
+    def __init__(self, console: Console, name: str, log: Path | None, quiet: bool) -> None:
+        self.console, self.name, self.log, self.quiet = console, name, log, quiet
+        self.began, self.n_bytes, self.first = 0.0, 0, 0
+        self.bar: Progress | None = None
+
+    def say(self, line: str) -> None:
+        if self.log is not None:
+            with open(self.log, "a", encoding="utf-8") as file:
+                file.write(line + "\n")
+        if not self.quiet:
+            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def started(self, run: Run) -> None:
+        self.began, self.first = time.perf_counter(), run.round
+        self.n_bytes = sum(row.bytes_down + row.bytes_up for row in run.rows)
+        config = run.scene.config
+        odd = len(run.scene.population.train) - len(run.eligible)
+        self.say(
+            f"{config.method}: {config.clients} clients of {config.data} ({config.split or config.partition}), "
+            f"{config.model}, {config.rounds} rounds, seed {config.seed}"
+            + (f"; {odd} clients have no rows and sit out" if odd else "")
+            + (f"; going on after round {run.round}" if run.round else "")
+        )
+        if self.console.is_terminal and not self.quiet:
+            self.bar = Progress(
+                TextColumn(f"{self.name:14}"),
+                BarColumn(bar_width=24),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[numbers]}"),
+                TimeRemainingColumn(),
+                console=self.console,
+            )
+            self.bar.start()
+            self.task = self.bar.add_task("", total=config.rounds, completed=run.round, numbers="")
+
+    def played(self, run: Run, row: rows.Round) -> None:
+        self.n_bytes += row.bytes_down + row.bytes_up
+        numbers = f"loss {row.loss:.4f}"
+        if row.personal_mean is not None:
+            numbers += f"  personal {percent(row.personal_mean)}"
+        numbers += f"  {in_bytes(self.n_bytes)}"
+        if self.bar is not None:
+            self.bar.update(self.task, completed=row.round, numbers=numbers)
+        spent = time.perf_counter() - self.began
+        left = spent / (row.round - self.first) * (run.scene.config.rounds - row.round)
+        line = f"round {row.round}/{run.scene.config.rounds}  {numbers}  {left:.0f} s left"
+        if self.bar is None:
+            self.say(line)
+        elif self.log is not None:
+            with open(self.log, "a", encoding="utf-8") as file:
+                file.write(line + "\n")
+
+    def ended(self) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+            self.bar = None
+
+
+def result_table(results: dict[str, Result]) -> Table:
+    """One row a method."""
+    table = Table(title=None, header_style="bold")
+    for head in ("method", "personal", "worst 5 %", "pooled", "generic", "harmed", "traffic", "seconds"):
+        table.add_column(head, justify="left" if head == "method" else "right")
+    for name, result in results.items():
+        table.add_row(*result_cells(name, result.summary))
+    return table
+
+
+def result_cells(name: str, summary: dict[str, Any]) -> list[str]:
+    personal, generic = summary["personal"] or {}, summary["generic"] or {}
+    return [
+        name,
+        percent(personal.get("mean")),
+        percent(personal.get("worst5")),
+        percent(personal.get("pooled")),
+        percent(generic.get("accuracy")),
+        "-" if summary["harmed"] is None else str(summary["harmed"]),
+        in_bytes(summary["bytes"]["down"] + summary["bytes"]["up"]),
+        f"{summary['seconds']['total']:.1f}",
+    ]
+
+
+# list and show
+
+
+def listing(what: str) -> list[tuple[str, str]]:
+    """(name, one line) for each of what there is."""
+    if what == "methods":
+        found = [(name, doc(name).splitlines()[0].partition(": ")[2]) for name in METHODS]
+        return found + [(f"+{name}", (part.__doc__ or "").splitlines()[0]) for name, part in PARTS.items()]
+    if what == "data":
+        return [(name, entry.description) for name, entry in datasets.DATA.items()]
+    if what == "models":
+        return [(name, (model.__doc__ or "").splitlines()[0]) for name, model in models.MODELS.items()]
+    if what == "partitions":
+        return [(name, entry.description) for name, entry in partition.PARTITIONS.items()]
+    raise KeyError(what)
+
+
+def about_method(spec: str, scene: Scene) -> str:
+    """The idea, the paper, the settings, and what travels and what stays for a model."""
+    method, task = choose(spec, {}, Solver()), scene.task
+    base = spec.partition("+")[0].partition(":")[0]
+    lines = [doc(base), "", "Settings"]
+    fields = setting_fields(method)
+    if not fields:
+        lines.append("  none")
+    for name, field in fields.items():
+        allowed = f" ({' | '.join(field.metadata['choices'])})" if field.metadata["choices"] else ""
+        lines.append(f"  {name} = {field.default}{allowed}: {field.metadata['help']}")
+    federation = Federation(scene.population.sizes(), torch.tensor(0))
+    with torch.no_grad():
+        server = method.init_server(task, task.initial, federation)
+        client = method.init_client(task, task.initial)
+        message = method.send(task, server, torch.tensor(scene.population.eligible()[:1]))
+    down = tree.row(message.tree, 0) if isinstance(message, Each) else message.tree
+    lines += ["", f"With model {scene.config.model} on {scene.config.data} and {scene.config.clients} clients"]
+    kind = "each client its own" if isinstance(message, Each) else "the same for all"
+    lines += _tensors(f"down, a client and round ({kind})", down)
+    lines += _tensors("kept by a client, never sent", client)
+    lines += [f"  kept by the server: {in_bytes(tree.n_bytes(server))}"]
+    return "\n".join(lines)
+
+
+def _tensors(title: str, of: Any) -> list[str]:
+    found = list(zip(tree.names(of), tree.leaves(of), strict=True))
+    total = tree.n_bytes(of)
+    lines = [f"  {title}: {in_bytes(total) if found else 'nothing'}"]
+    lines += [f"    {name} {'x'.join(map(str, x.shape)) or 'number'}" for name, x in found[:40]]
+    if len(found) > 40:
+        lines.append(f"    and {len(found) - 40} more")
+    return lines
+
+
+# doctor
+
+
+def diagnosis(scene: Scene) -> list[str]:
+    """What will go wrong, before it does: sizes, memory, traffic, odd clients, and the parts of the model."""
+    config, task, method, population = scene.config, scene.task, scene.method, scene.population
+    sizes = population.sizes().numpy()
+    eligible = population.eligible()
+    labels = population.y.numpy()
+    present = [len(np.unique(labels[rows])) for rows in population.train]
+    lines = [
+        f"data       {config.data}: {len(labels)} rows of shape {tuple(population.x.shape[1:])}, "
+        f"{population.n_classes} classes, {in_bytes(population.x.nbytes)} in memory",
+        f"split      {len(sizes)} clients, {sizes.min()} to {sizes.max()} training rows (median {int(np.median(sizes))}), "
+        f"{min(present)} to {max(present)} classes",
+    ]
+    n_weights = sum(x.numel() for name, x in task.initial.items() if not tree.is_statistic(name))
+    lines += [f"model      {config.model}: {n_weights:,} weights, {in_bytes(tree.n_bytes(task.initial))}"]
+    for layer, names in task.layers.items():
+        mark = "  <- head" if layer == task.head or task.is_head(names[0]) else ""
+        shapes = ", ".join("x".join(map(str, task.initial[name].shape)) for name in names)
+        lines.append(f"           {layer}: {shapes}{mark}")
+    with torch.no_grad():
+        server = method.init_server(task, task.initial, Federation(population.sizes(), torch.tensor(0)))
+        client = method.init_client(task, task.initial)
+        message = method.send(task, server, torch.tensor(eligible[:1]))
+    down = tree.n_bytes(tree.row(message.tree, 0) if isinstance(message, Each) else message.tree)
+    up = tree.n_bytes(method.shared(task, task.initial)) if down else 0
+    ids = cohort(config, eligible, 0, method.turns)
+    state = table_bytes(client, len(sizes))
+    where = "in a file" if state > config.memory_limit_mb << 20 else "in memory"
+    lines += [
+        f"traffic    {in_bytes(down)} down and {in_bytes(up)} up a client and round, "
+        f"{in_bytes((down + up) * len(ids) * config.rounds)} in {config.rounds} rounds of {len(ids)} clients",
+        f"memory     {in_bytes(state)} of clients' state at most ({where}), {in_bytes(tree.n_bytes(server))} at the server",
+    ]
+    per_epoch = batches_an_epoch(sizes, config.batch, population.smallest)
+    n_steps = [int(config.steps or per_epoch[i] * config.epochs) for i in ids]
+    seconds = 3 * task.flops * config.batch / 2e10
+    stacks = groups(n_steps, seconds, tree.n_bytes(task.initial) * 8)
+    lines.append(
+        f"round      {len(ids)} clients in {len(stacks)} groups, {sum(n_steps)} steps, the longest client has {max(n_steps)}"
+    )
+    lines += [f"look at    {sentence}" for sentence in _odd_clients(scene, sizes, present)]
+    return lines
+
+
+def _odd_clients(scene: Scene, sizes: np.ndarray, present: list[int]) -> list[str]:
+    config, population = scene.config, scene.population
+    tested = np.array([len(rows) for rows in population.test])
+    kinds = [
+        ("have no rows: they sit out", sizes == 0),
+        ("have one training row", sizes == 1),
+        ("have one class: a constant answer is right for them", (np.array(present) == 1) & (sizes > 1)),
+        (f"have fewer rows than a batch of {config.batch}", (sizes > 1) & (sizes < config.batch)),
+        ("have no test rows: they are not scored", (tested == 0) & (sizes > 0)),
+    ]
+    return [
+        f"{mask.sum()} of {len(sizes)} clients {words} (e.g. client {int(np.flatnonzero(mask)[0])})"
+        for words, mask in kinds
+        if mask.any()
+    ]

@@ -1,0 +1,100 @@
+"""Small worlds for tests: a few clients of digits, unlike in size, and tiny models."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from plures import datasets, partition
+from plures.choose import choose
+from plures.config import make_config
+from plures.execute import Population
+from plures.fit import Solver
+from plures.run import Run, Scene
+from plures.task import Task, build
+
+# Training rows of the clients: one row, fewer than a batch, one class, and some more.
+SIZES = (1, 4, 13, 20, 31, 47)
+
+
+class TinyNorm(nn.Module):
+    """A convolution, BatchNorm on maps and on features, dropout, and a head."""
+
+    def __init__(self, shape: tuple[int, ...], n_classes: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(shape[0], 4, 3, stride=2)
+        self.norm = nn.BatchNorm2d(4)
+        self.hidden = nn.Linear(36, 12)
+        self.second = nn.BatchNorm1d(12)
+        self.drop = nn.Dropout(0.2)
+        self.head = nn.Linear(12, n_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.norm(self.conv(x))).flatten(1)
+        return self.head(self.drop(torch.relu(self.second(self.hidden(x)))))
+
+
+class TinyMlp(nn.Module):
+    def __init__(self, shape: tuple[int, ...], n_classes: int) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(64, 8)
+        self.head = nn.Linear(8, n_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.relu(self.hidden(x.flatten(1))))
+
+
+MODELS = {"mlp": TinyMlp, "norm": TinyNorm}
+
+
+def small_split(sizes: tuple[int, ...] = SIZES) -> partition.Split:
+    """Disjoint rows of digits; the client with 13 rows has one class only."""
+    data = datasets.load("digits")
+    rng = np.random.default_rng(1)
+    free = rng.permutation(len(data.y))
+    train, test = [], []
+    for size in sizes:
+        pool = free[data.y[free] == 3] if size == 13 else free
+        train.append(np.sort(pool[:size]))
+        test.append(np.sort(pool[size : size + 5]))
+        free = np.setdiff1d(free, pool[: size + 5], assume_unique=True)
+        rng.shuffle(free)
+    return partition.Split(train, test)
+
+
+def scene_of(method: str = "fedavg", model: str = "mlp", split: partition.Split | None = None, **options) -> Scene:
+    """A scene with one of the tiny models."""
+    config = make_config({"method": method, "batch": 5, "lr": 0.1, "rounds": 3, **options})
+    data = datasets.load("digits")
+    split = split or small_split()
+    x, y = torch.from_numpy(data.x), torch.from_numpy(data.y)
+    task = build(lambda: MODELS[model](tuple(x.shape[1:]), 10), x[0], 10, config.seed)
+    population = Population(x, y, split.train, split.test, 10, config.seed, task.smallest_batch)
+    config = config.model_copy(update={"clients": len(split.train)})
+    return Scene(config, choose(method, config.settings, config.solver()), task, population, split)
+
+
+def run_of(method: str = "fedavg", model: str = "mlp", folder: Path | None = None, **options) -> Run:
+    return Run(scene_of(method, model, **options), folder, lambda line: None)
+
+
+def played(run: Run, n_rounds: int) -> Run:
+    """The run after some rounds, closed; its state can still be looked at."""
+    try:
+        for _ in range(n_rounds):
+            run.play_round()
+    finally:
+        run.close()
+    return run
+
+
+def shard_of(task: Task, x: Tensor, y: Tensor, key: int = 7, round: int = 0):
+    """All rows of two small tables as the shard of one client."""
+    population = Population(x, y, [np.arange(len(y))], [np.arange(len(y))], task.n_classes, key, task.smallest_batch)
+    stacked = population.shards([0], "train", "train", round)
+    return type(stacked)(stacked.x, stacked.y, *[part[0] for part in stacked[2:]])
+
+
+def solver_of(**values) -> Solver:
+    return Solver(**{"batch": 5, "lr": 0.1, **values})

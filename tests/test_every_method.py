@@ -1,0 +1,237 @@
+"""The claims that every method must meet. A new method gets them by being in the table."""
+
+import numpy as np
+import pytest
+import torch
+
+from plures import execute, tree
+from plures.choose import all_settings, choose, setting_fields
+from plures.config import make_config, to_toml
+from plures.errors import UsageError
+from plures.fit import Solver
+from plures.method import Each
+from plures.methods import METHODS
+
+from .small import SIZES, played, run_of, scene_of
+
+NAMES = [*METHODS, "ditto+ala", "fedrep+ala", "fedrod+prox", "fedprox+ala"]
+every_method = pytest.mark.parametrize("name", NAMES)
+both_models = pytest.mark.parametrize("model", ["mlp", "norm"])
+
+
+def state(run):
+    """All tensors of server and clients, by name."""
+    ids, rows = run.store.saved()
+    server = dict(zip(tree.names(run.server), tree.leaves(run.server), strict=True))
+    clients = dict(zip(tree.names(rows), tree.leaves(rows), strict=True))
+    return {f"server/{k}": v for k, v in server.items()} | {f"client/{k}": v for k, v in clients.items()}
+
+
+def assert_same_state(a, b, rtol=1e-4, atol=2e-6):
+    one, other = state(a), state(b)
+    assert one.keys() == other.keys()
+    for name in one:
+        torch.testing.assert_close(
+            one[name], other[name], rtol=rtol, atol=atol, msg=lambda m, name=name: f"{name}: {m}"
+        )
+
+
+@every_method
+@both_models
+def test_stacked_equals_one_by_one(name, model):
+    stacked = played(run_of(name, model, executor="vectorised", epochs=2), 3)
+    alone = played(run_of(name, model, executor="one_by_one", epochs=2), 3)
+    assert_same_state(stacked, alone)
+
+
+@every_method
+def test_grouping_changes_nothing(name, monkeypatch):
+    wide = played(run_of(name), 3)
+    monkeypatch.setattr(execute, "GROUP_BYTES", 1)
+    assert [len(g) for g in execute.groups([3, 1, 2], 1e-5, 100)] == [1, 1, 1]
+    assert_same_state(wide, played(run_of(name), 3))
+
+
+@every_method
+@both_models
+def test_padding_changes_nothing(name, model):
+    scene = scene_of(name, model)
+    method, task = scene.method, scene.task
+    run = played(run_of(name, model), 2)
+    ids = [1, 4]
+    message = method.send(task, run.server, torch.tensor(ids))
+    shards = scene.population.shards(ids, "train", "train", 2)
+    longer = shards._replace(rows=torch.cat([shards.rows, torch.zeros(2, 9, dtype=torch.int64)], 1))
+    fn = execute.train_function(method, task)
+    clients = run.store.rows(torch.tensor(ids))
+    once, padded = (execute.run_group("vectorised", fn, message, clients, s) for s in (shards, longer))
+    for a, b in zip(tree.leaves(once), tree.leaves(padded), strict=True):
+        assert torch.equal(a, b)
+
+
+@every_method
+def test_order_of_the_cohort_does_not_matter(name):
+    run = run_of(name)
+    scene = run.scene
+    ids, shuffled = [0, 1, 2, 3, 4, 5], [4, 0, 5, 2, 1, 3]
+    try:
+        with torch.no_grad():
+            results = []
+            for order in (ids, shuffled):
+                message = scene.method.send(scene.task, run.server, torch.tensor(order))
+                _, uploads, _ = run.executor.train(0, message, order)
+                back = torch.tensor([order.index(i) for i in ids])
+                results.append(tree.rows(uploads, back))
+    finally:
+        run.close()
+    for a, b in zip(tree.leaves(results[0]), tree.leaves(results[1]), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=2e-6)
+
+
+@every_method
+def test_number_of_workers_changes_no_bit(name):
+    one = played(run_of(name, "norm", workers=1), 2)
+    three = played(run_of(name, "norm", workers=3), 2)
+    assert one.digest() == three.digest()
+
+
+@every_method
+def test_clients_that_are_not_chosen_keep_their_state(name):
+    run = run_of(name, participation=0.5)
+    try:
+        run.play_round()
+        before = run.store.rows(torch.arange(len(SIZES)))
+        written = run.store.written.clone()
+        run.play_round()
+        after = run.store.rows(torch.arange(len(SIZES)))
+        from plures.run import cohort
+
+        chosen = cohort(run.scene.config, run.eligible, 1, run.scene.method.turns)
+    finally:
+        run.close()
+    others = [i for i in range(len(SIZES)) if i not in chosen]
+    assert len(chosen) == 3 and len(others) == 3
+    for a, b in zip(tree.leaves(before), tree.leaves(after), strict=True):
+        assert torch.equal(a[others], b[others])
+    assert torch.equal(written[others], run.store.written[others])
+
+
+@every_method
+@both_models
+def test_save_load_go_on_equals_never_stopped(name, model, tmp_path):
+    whole = played(run_of(name, model, participation=0.5, lr_decay=0.9), 4)
+    first = run_of(name, model, tmp_path, participation=0.5, lr_decay=0.9)
+    played(first, 2)
+    first.save()
+    second = run_of(name, model, tmp_path, participation=0.5, lr_decay=0.9)
+    second.load()
+    assert second.round == 2
+    assert played(second, 2).digest() == whole.digest()
+
+
+@every_method
+def test_evaluation_changes_no_bit_of_training(name):
+    looked_at, unseen = run_of(name, "norm"), played(run_of(name, "norm"), 3)
+    try:
+        for _ in range(3):
+            looked_at.evaluate(last=True)
+            looked_at.play_round()
+    finally:
+        looked_at.close()
+    assert looked_at.digest() == unseen.digest()
+
+
+@every_method
+def test_only_the_shared_part_is_uploaded(name):
+    run = run_of(name, "norm")
+    run.close()
+    method, task = run.scene.method, run.scene.task
+    kept, upload, _ = run.executor.template
+    shared = set(method.shared(task, task.initial)) if name != "local" else set()
+    assert set(upload) == shared
+    message = method.send(task, run.server, torch.tensor([0]))
+    received = tree.row(message.tree, 0) if isinstance(message, Each) else message.tree
+    assert set(received) == shared
+
+
+@every_method
+def test_upload_carries_no_number_of_another_client(name):
+    """What a client uploads does not change when another client's data does."""
+    scene = scene_of(name)
+    swapped = scene.population.train.copy()
+    swapped[3], swapped[5] = swapped[5][:20], swapped[3]
+    uploads = []
+    for train in (scene.population.train, swapped):
+        run = run_of(name)
+        run.close()
+        population = scene.population._replace(train=train)
+        shards = population.shards([1, 2], "train", "train", 0)
+        message = scene.method.send(scene.task, run.server, torch.tensor([1, 2]))
+        fn = execute.train_function(scene.method, scene.task)
+        uploads.append(execute.run_group("vectorised", fn, message, run.store.rows(torch.tensor([1, 2])), shards)[1])
+    for a, b in zip(tree.leaves(uploads[0]), tree.leaves(uploads[1]), strict=True):
+        assert torch.equal(a, b)
+
+
+@every_method
+def test_learns_on_a_small_real_split(name):
+    import plures
+
+    result = plures.run(name, clients=8, partition="dirichlet:0.3", rounds=12, lr=0.1, eval_every=0)
+    start = plures.run(name, clients=8, partition="dirichlet:0.3", rounds=0)
+    assert result.summary["personal"]["mean"] > 0.75
+    assert result.summary["personal"]["mean"] > start.summary["personal"]["mean"] + 0.4
+    assert result.summary["refused_updates"] == 0
+    assert all(torch.isfinite(x).all() for model in result.models.values() for x in model.values())
+
+
+@every_method
+def test_personal_models_fit_the_model_and_predict_what_was_scored(name):
+    run = played(run_of(name, "norm"), 2)
+    scene = run.scene
+    run2 = run_of(name, "norm")
+    try:
+        for _ in range(2):
+            run2.play_round()
+        evaluation = run2.evaluate()
+        for place, client in enumerate(evaluation.ids):
+            model = run2.personal_model(client)
+            assert set(model) == set(scene.task.initial)
+            rows = scene.population.test[client]
+            right = scene.task.logits(model, scene.population.x[rows]).argmax(1) == scene.population.y[rows]
+            assert abs(int(right.sum()) - evaluation.personal["hits"][place]) <= 1
+    finally:
+        run2.close()
+
+
+@every_method
+def test_settings_survive_toml(name):
+    import tomllib
+
+    method = choose(name, {}, Solver())
+    text = to_toml(make_config({"method": name, "settings": all_settings(method)}))
+    again = make_config(tomllib.loads(text))
+    assert choose(again.method, again.settings, Solver()) == method
+
+
+@every_method
+def test_unknown_setting_is_refused_with_the_nearest(name):
+    fields = setting_fields(choose(name, {}, Solver()))
+    wrong = next(iter(fields), "mu") + "x"
+    with pytest.raises(UsageError, match=f"{wrong}'.*" + (next(iter(fields)) if fields else "none")):
+        choose(name, {wrong: 1}, Solver())
+
+
+@every_method
+def test_settings_have_words_and_a_default_that_is_allowed(name):
+    for field in setting_fields(choose(name, {}, Solver())).values():
+        assert len(field.metadata["help"]) > 10
+    choose(name, dict(all_settings(choose(name, {}, Solver()))), Solver())
+
+
+def test_the_small_world_has_the_clients_that_break_things():
+    scene = scene_of()
+    sizes = [len(rows) for rows in scene.population.train]
+    assert sizes == list(SIZES)
+    classes = [len(np.unique(scene.population.y.numpy()[rows])) for rows in scene.population.train]
+    assert classes[0] == classes[2] == 1 and max(classes) == 10
