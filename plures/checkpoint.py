@@ -137,7 +137,7 @@ def read(folder: Path) -> tuple[Checkpoint | None, list[str]]:
 
 def restore(template: Tree, tensors: dict[str, Tensor]) -> Tree:
     """A tree like the template with the tensors of a checkpoint."""
-    leaves, spec = tree.flatten(template)
+    _, spec = tree.flatten(template)
     names = tree.names(template)
     if set(names) != set(tensors):
         raise RunFailed("the checkpoint holds other tensors than this method has; it is from another version")

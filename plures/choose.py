@@ -95,7 +95,7 @@ def _set(method: Method, key: str, value: Any) -> Method:
 
 def _typed(method: Method, field: dataclasses.Field[Any], value: Any) -> Any:
     """Words of the command line as the type of the field; other values as they are."""
-    kind = type(field.default)
+    kind: Any = type(field.default)
     if isinstance(value, int) and not isinstance(value, bool) and kind is float:
         return float(value)
     if not isinstance(value, str) or kind is str:

@@ -85,9 +85,9 @@ def make_config(values: dict[str, Any]) -> Config:
         first = error.errors()[0]
         name = ".".join(map(str, first["loc"][:1])) or "the configuration"
         said = first["msg"].removeprefix("Value error, ")
-        raise UsageError(
-            f"{name}: {said[0].lower()}{said[1:]}, got {first['input']!r}" if first["loc"] else said
-        ) from None
+        if first["loc"]:
+            said = f"{name}: {said[0].lower()}{said[1:]}, got {first['input']!r}"
+        raise UsageError(said) from None
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -4,7 +4,6 @@ import gzip
 import importlib.resources
 import math
 import os
-import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -304,10 +303,10 @@ def _integers(name: str, key: str, column: np.ndarray) -> np.ndarray:
 
 def _arrays(file: Path | IO[bytes], name: str) -> dict[str, np.ndarray]:
     """The arrays of an .npz file that a data set is made of."""
-    broken = (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError)
+    # A broken file makes numpy raise nearly anything, from BadZipFile to SyntaxError: hence `Exception`.
     try:
         archive: Any = np.load(file, allow_pickle=False)
-    except broken as error:
+    except Exception as error:
         raise DataError(
             f"{name} is not an .npz file that can be read: {error}. Write it again with numpy.savez."
         ) from error
@@ -318,11 +317,14 @@ def _arrays(file: Path | IO[bytes], name: str) -> dict[str, np.ndarray]:
     arrays = {}
     with archive:
         for key in ("x", "y", "client", "is_test"):
-            if key in archive:
-                try:
-                    arrays[key] = archive[key]
-                except broken as error:
-                    raise DataError(
-                        f"{name}: {key!r} cannot be read: {error}. Write it as an array of numbers with numpy.savez."
-                    ) from error
+            if key not in archive:
+                continue
+            try:
+                arrays[key] = archive[key]
+            except Exception as error:
+                raise DataError(
+                    f"{name}: {key!r} cannot be read: {error}. Write it as an array of numbers with numpy.savez."
+                ) from error
+            if not isinstance(arrays[key], np.ndarray):  # bytes, when it is no array to numpy
+                raise DataError(f"{name}: {key!r} is not an array. Write it as an array of numbers with numpy.savez.")
     return arrays

@@ -38,8 +38,6 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
     """The error for a name that is not `known`, with the nearest one if any is near."""
     names = sorted(known)
     near = get_close_matches(name, names, n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    allowed = ", ".join(names) if names else "(none)"
-    return UsageError(
-        f"unknown {kind} {name!r}{hint} Known: {allowed}." if hint else f"unknown {kind} {name!r}. Known: {allowed}."
-    )
+    hint = f"; did you mean {near[0]!r}?" if near else "."
+    allowed = ", ".join(names) if names else "none"
+    return UsageError(f"unknown {kind} {name!r}{hint} Known: {allowed}.")

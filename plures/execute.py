@@ -256,7 +256,7 @@ class Executor:
         steps = self._n_steps(ids)
         bytes_each = 4 * (tree.n_bytes(self.template) + tree.n_bytes(self.task.initial))
         self._spread("train", round, isinstance(message, Each), ids, steps, bytes_each)
-        return tree.map(lambda x: x[: len(ids)].clone(), self._trained)  # type: ignore[no-any-return]
+        return tree.map(lambda x: x[: len(ids)].clone(), self._trained)
 
     def score(self, round: int, message: Same | Each, ids: list[int]) -> dict[str, Tensor]:
         """Hits, loss and number of test rows of each client's personal model."""
@@ -273,13 +273,13 @@ class Executor:
         """The sum of the clients' personal models, weighted by their training rows."""
         self._deliver(message, len(ids))
         n_groups = self._spread("sum", round, isinstance(message, Each), ids, self._n_steps(ids), 1)
-        return tree.map(lambda x: x[:n_groups].sum(0), self._sums)  # type: ignore[no-any-return]
+        return tree.map(lambda x: x[:n_groups].sum(0), self._sums)
 
     def _scored(self, kind: str, round: int, each: bool, ids: list[int]) -> dict[str, Tensor]:
         n_rows = [len(self.population.test[i]) + 1 for i in ids]
         bytes_each = 2 * tree.n_bytes(self.task.initial)
         self._spread(kind, round, each, ids, n_rows, bytes_each)
-        return tree.map(lambda x: x[: len(ids)].clone(), self._scores)  # type: ignore[no-any-return]
+        return tree.map(lambda x: x[: len(ids)].clone(), self._scores)
 
     def _n_steps(self, ids: list[int]) -> list[int]:
         solver = self.method.solver
@@ -366,8 +366,8 @@ class _Crew:
             if waiting:
                 busy[end] = self._give(end, waiting.pop())
         while busy:
-            for end in wait(list(busy)):
-                assert isinstance(end, Connection)
+            for ready in wait(list(busy)):
+                end = next(end for end in busy if end is ready)
                 job = busy.pop(end)
                 try:
                     answer = end.recv_bytes().decode()

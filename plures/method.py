@@ -126,7 +126,7 @@ class Method:
 
     def generic(self, task: Task, server: Tree) -> Params | None:
         """The one model for all; None when there is none but the mean of the personal ones."""
-        return server  # type: ignore[no-any-return]
+        return server
 
     # One client
 
@@ -146,7 +146,7 @@ class Method:
 
     def local_model(self, task: Task, received: Tree, client: Tree) -> Params:
         """The whole model that local training begins from: the received part and what the client kept."""
-        return received  # type: ignore[no-any-return]
+        return received
 
     def personalize(self, task: Task, received: Tree, client: Tree, shard: Shard) -> Tree:
         """The client's own model, from what the server would send it now and what it kept."""

@@ -27,7 +27,7 @@ class Mlp(nn.Module):
         self.head = nn.Linear(64, n_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(torch.relu(self.hidden(x.flatten(1))))  # type: ignore[no-any-return]
+        return self.head(torch.relu(self.hidden(x.flatten(1))))
 
 
 def _after(side: int, *steps: str) -> int:
@@ -43,7 +43,7 @@ def _image(name: str, shape: Shape, least: int) -> tuple[int, int, int]:
             f"model {name} needs images of at least {least}x{least}, got rows of shape {tuple(shape)}; "
             "choose another model, e.g. mlp, or other data"
         )
-    return shape  # type: ignore[return-value]
+    return shape
 
 
 class Cnn4(nn.Module):
@@ -61,7 +61,7 @@ class Cnn4(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = torch.relu(nn.functional.max_pool2d(self.conv1(x), 2))
         x = torch.relu(nn.functional.max_pool2d(self.conv2(x), 2))
-        return self.head(torch.relu(self.hidden(x.flatten(1))))  # type: ignore[no-any-return]
+        return self.head(torch.relu(self.hidden(x.flatten(1))))
 
 
 class RodCnn(nn.Module):
@@ -87,7 +87,7 @@ class RodCnn(nn.Module):
         x = torch.relu(nn.functional.max_pool2d(self.conv2(x), 2))
         if self.conv3 is not None:
             x = torch.relu(self.conv3(x))
-        return self.head(torch.relu(self.hidden(x.flatten(1))))  # type: ignore[no-any-return]
+        return self.head(torch.relu(self.hidden(x.flatten(1))))
 
 
 class HnCnn(nn.Module):
@@ -111,7 +111,7 @@ class HnCnn(nn.Module):
         x = nn.functional.max_pool2d(torch.relu(self.norm1(self.conv1(x))), 2)
         x = nn.functional.max_pool2d(torch.relu(self.norm2(self.conv2(x))), 2)
         x = torch.relu(self.hidden2(torch.relu(self.hidden1(x.flatten(1)))))
-        return self.head(x)  # type: ignore[no-any-return]
+        return self.head(x)
 
 
 class HnCnnBn(HnCnn):

@@ -167,7 +167,11 @@ def labels(y: np.ndarray, n_clients: int, k: int, rng: np.random.Generator) -> l
         used[chosen] += 1
         for c in chosen:
             takers[c].append(client)
-    share = min(_equal_part("labels", y[rows[0]], len(rows), n) for rows, n in zip(classes, used, strict=True) if n)
+    share = min(
+        _equal_part("labels", y[rows[0]], len(rows), len(clients))
+        for rows, clients in zip(classes, takers, strict=True)
+        if clients
+    )
     if k * share < 2:
         raise UsageError(
             f"labels:{k} has one row for each of the {n_clients} clients, none of them to test on; use fewer clients."
@@ -317,7 +321,7 @@ def train_and_test(
     taken = np.floor(test_share * counts).astype(np.int64)  # leaves at least one row
     while taken.sum() < wanted:
         remainder = np.round(test_share * counts - taken, 9)
-        taken[np.lexsort((lots, -remainder, np.minimum(counts - taken, 2) * -1))[0]] += 1
+        taken[np.lexsort((lots, -remainder, -np.minimum(counts - taken, 2)))[0]] += 1
     place = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
     is_test = np.zeros(len(rows), bool)
     is_test[order[place < np.repeat(taken, counts)]] = True
@@ -360,7 +364,7 @@ def read_split(path: Path, n_rows: int) -> Split:
             for row in rows:
                 if type(row) is not int or not 0 <= row < n_rows:
                     raise DataError(
-                        f"split file {path}: {here} has row {row!r}; "
+                        f"split file {path}: {here} has row {str(row)[:40]}; "
                         f"the data set has {n_rows} rows, so use whole numbers from 0 to {n_rows - 1}."
                     )
                 if row in user:

@@ -141,7 +141,7 @@ def clients(
 ) -> list[dict[str, Any]]:
     """One row for every client, also for those that have no rows or cannot be scored."""
     place = {client: i for i, client in enumerate(evaluation.ids)}
-    personal = accuracies(evaluation.personal) if evaluation.ids else []
+    personal = accuracies(evaluation.personal) if evaluation.ids else np.zeros(0)
     generic = accuracies(evaluation.generic) if evaluation.ids and evaluation.generic else None
     out = []
     for client, own in enumerate(train):

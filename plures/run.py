@@ -197,7 +197,7 @@ class Run:
             part = self.executor.sum_of_personal(self.round, message, ids)
             total = part if total is None else tree.add(total, part)
             n_rows += int(self.scene.population.sizes()[ids].sum())
-        return tree.scale(1 / n_rows, total)  # type: ignore[no-any-return]
+        return tree.scale(1 / n_rows, total)
 
     def personal_model(self, client: int) -> Tree:
         """The model of one client, as `personalize` gives it now."""

@@ -185,8 +185,8 @@ def diagnosis(scene: Scene) -> list[str]:
     lines = [
         f"data       {config.data}: {len(labels)} rows of shape {tuple(population.x.shape[1:])}, "
         f"{population.n_classes} classes, {in_bytes(population.x.nbytes)} in memory",
-        f"split      {len(sizes)} clients, {sizes.min()} to {sizes.max()} training rows (median {int(np.median(sizes))}), "
-        f"{min(present)} to {max(present)} classes",
+        f"split      {len(sizes)} clients, {sizes.min()} to {sizes.max()} training rows "
+        f"(median {int(np.median(sizes))}), {min(present)} to {max(present)} classes",
     ]
     n_weights = sum(x.numel() for name, x in task.initial.items() if not tree.is_statistic(name))
     lines += [f"model      {config.model}: {n_weights:,} weights, {in_bytes(tree.n_bytes(task.initial))}"]
@@ -206,14 +206,16 @@ def diagnosis(scene: Scene) -> list[str]:
     lines += [
         f"traffic    {in_bytes(down)} down and {in_bytes(up)} up a client and round, "
         f"{in_bytes((down + up) * len(ids) * config.rounds)} in {config.rounds} rounds of {len(ids)} clients",
-        f"memory     {in_bytes(state)} of clients' state at most ({where}), {in_bytes(tree.n_bytes(server))} at the server",
+        f"memory     {in_bytes(state)} of clients' state at most ({where}), "
+        f"{in_bytes(tree.n_bytes(server))} at the server",
     ]
     per_epoch = batches_an_epoch(sizes, config.batch, population.smallest)
     n_steps = [int(config.steps or per_epoch[i] * config.epochs) for i in ids]
     seconds = 3 * task.flops * config.batch / 2e10
     stacks = groups(n_steps, seconds, tree.n_bytes(task.initial) * 8)
     lines.append(
-        f"round      {len(ids)} clients in {len(stacks)} groups, {sum(n_steps)} steps, the longest client has {max(n_steps)}"
+        f"round      {len(ids)} clients in {len(stacks)} groups, {sum(n_steps)} steps, "
+        f"the longest client has {max(n_steps)}"
     )
     lines += [f"look at    {sentence}" for sentence in _odd_clients(scene, sizes, present)]
     return lines

@@ -63,7 +63,7 @@ class _Recorded(torch.autograd.Function):
         ctx.save_for_backward(*inputs[1:])
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, slope: Tensor) -> Any:
         mean, var, new_mean, new_var = ctx.saved_tensors
         return slope, mean - new_mean, var - new_var, None, None
 
@@ -109,7 +109,7 @@ class _BatchNormAsFunction(nn.Module):
         old_mean, old_var = self.running_mean, self.running_var
         new_mean = torch.lerp(old_mean, mean, self.momentum).detach()
         new_var = torch.lerp(old_var, unbiased, self.momentum).detach()
-        return _Recorded.apply(y, old_mean, old_var, new_mean, new_var)  # type: ignore[no-any-return]
+        return _Recorded.apply(y, old_mean, old_var, new_mean, new_var)
 
 
 class _DropoutAsFunction(nn.Module):
@@ -242,10 +242,10 @@ class Task:
 
     def training_features(self, params: Params, batch: Batch) -> Tensor:
         """What the head sees, in training mode: batch statistics, dropout."""
-        for module in self._training.masked:
-            module.mask = batch.mask
-        for module in self._training.keyed:
-            module.key = batch.key
+        for norm in self._training.masked:
+            norm.mask = batch.mask
+        for dropout in self._training.keyed:
+            dropout.key = batch.key
         return self._call(self._training, params, batch.x)
 
     def training_logits(self, params: Params, batch: Batch) -> Tensor:
@@ -262,7 +262,7 @@ class Task:
         try:
             for name, place, key in body.slots:
                 place[key] = params[name]
-            return body.module(x)  # type: ignore[no-any-return]
+            return body.module(x)
         finally:
             for _, place, key in body.slots:
                 place[key] = None
