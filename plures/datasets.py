@@ -151,7 +151,7 @@ def _read_idx(name: str, folder: Path, file: str, n_axes: int) -> tuple[Path, np
     path, content = _content(name, folder, [f"{file}.gz", file])
     header = 4 + 4 * n_axes
     magic = 0x0800 + n_axes  # 08: unsigned bytes; then the number of axes
-    if len(content) < header or int.from_bytes(content[:4], "big") != magic:
+    if int.from_bytes(content[:4], "big") != magic:
         raise DataError(
             f"{path} begins with {content[:4].hex() or 'nothing'} instead of {magic:08x}, "
             f"so it is not an idx file of {n_axes} axes. Get the file again."

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import tree
+from . import trace, tree
 from .shard import Plan, Shard, batches_an_epoch, plan
 from .task import Batch
 from .tree import Tree
@@ -121,6 +121,7 @@ class _Job(NamedTuple):
     n_params: int
     n_given: int
     found: _Found
+    alone: bool = False  # one client, called as it is: no vmap and no tracing
 
 
 class _Loop(torch.autograd.Function):
@@ -130,7 +131,7 @@ class _Loop(torch.autograd.Function):
     def forward(job: _Job, *tensors: Tensor) -> tuple[Tensor, ...]:
         dims = [0 if i not in _tables(job) else None for i in range(len(tensors))]
         stacked = [x.unsqueeze(0) if dim == 0 else x for x, dim in zip(tensors, dims, strict=True)]
-        return tuple(x.squeeze(0) for x in _stacked_loop(job, stacked, dims, 1))
+        return tuple(x.squeeze(0) for x in _stacked_loop(job._replace(alone=True), stacked, dims, 1))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -173,20 +174,20 @@ def _stacked_loop(job: _Job, tensors: list[Tensor], dims: list[int | None], n: i
     order = torch.from_numpy(batches.sorted_clients)
     params = [stacked(i)[order] for i in range(job.n_params)]  # fresh memory: updated in place
     given = [tensors[i][order] if dims[i] == 0 else tensors[i] for i in range(first_given, first_shard)]
-    call = _caller(job, dims[first_given:first_shard], n)
+    call = _caller(job, dims[first_given:first_shard])
     out = job.run(job, call, params, given, dims[first_given:first_shard], shard, shard.counts[order], batches)
     back = torch.empty_like(order)
     back[order] = torch.arange(n)
     return [x[back] for x in out]
 
 
-def _caller(job: _Job, given_dims: Sequence[int | None], n: int) -> Callable[..., Any]:
+def _caller(job: _Job, given_dims: Sequence[int | None]) -> Callable[..., Any]:
     """`fn` over the first rows of stacked tensors: called as it is for one client, vmapped for many."""
 
     def one(params: list[Tensor], batch: Batch, given: list[Tensor]) -> Any:
         return job.fn(tree.unflatten(params, job.params_spec), batch, *tree.unflatten(given, job.given_spec))
 
-    if n == 1:
+    if job.alone:
 
         def alone(params: list[Tensor], batch: Batch, given: list[Tensor]) -> Any:
             own = [x[0] if d == 0 else x for x, d in zip(given, given_dims, strict=True)]
@@ -215,16 +216,16 @@ def _fit(
     history: list[list[float]] = [[] for _ in range(n)]  # of epochs, for `stop`
     this_epoch: list[list[float]] = [[] for _ in range(n)]
 
+    step: trace.Step | None = None
     place = np.arange(n)  # the clients now in the stack, as places in the plan
     gathered = False  # whether `now` is a copy of rows of `full` and not a view of its first rows
     now, own, own_counts = full, given, counts
     state = _SolverState(solver, now)
-    leaves: list[Tensor] = []
     stopped = np.zeros(n, bool)
 
     def narrow(kept: np.ndarray) -> None:
         """Go on with some rows of the stack only."""
-        nonlocal place, gathered, now, own, own_counts, leaves
+        nonlocal place, gathered, now, own, own_counts
         if gathered:
             for whole, part in zip(full, now, strict=True):
                 whole[torch.from_numpy(place)] = part
@@ -235,7 +236,6 @@ def _fit(
         own = [x[pick] if d == 0 else x for x, d in zip(own, given_dims, strict=True)]
         own_counts, place = own_counts[pick], place[kept]
         state.narrow(pick)
-        leaves = []
 
     for t in range(len(batches.live)):
         live = (batches.n_steps[place] > t) & ~stopped[place]
@@ -243,24 +243,17 @@ def _fit(
             narrow(np.flatnonzero(live))
         if len(place) == 0:
             break
-        if not leaves:
-            leaves = [x.detach().requires_grad_() if x.is_floating_point() else x for x in now]
         at: Any = slice(batches.start[t], batches.start[t] + len(place))
         if gathered:
             at = torch.from_numpy(batches.start[t] + place)
         batch = _batch(shard, batches, at, own_counts)
-        with torch.enable_grad():
-            losses = call(leaves, batch, own)
-            wanted = [x for x in leaves if x.requires_grad]
-            slopes = torch.autograd.grad(losses.sum(), wanted, allow_unused=True)
-        state.step(leaves, slopes, is_statistic, lr)
-        with torch.no_grad():
-            if gathered:
-                at_loss = torch.from_numpy(place)
-                loss_sum[at_loss] += losses
-            else:
-                loss_sum[: len(place)] += losses
-        steps[torch.from_numpy(place)] += 1
+        if step is None:
+            step = _step(job, call, [*now, *batch, *own], given_dims)
+        losses, slopes = step([*now, *batch, *own])
+        state.step(now, slopes, is_statistic, lr)
+        here: Any = torch.from_numpy(place) if gathered else slice(len(place))
+        loss_sum[here] += losses
+        steps[here] += 1
         if stop is not None:
             for client, loss in zip(place.tolist(), losses.tolist(), strict=True):
                 this_epoch[client].append(loss)
@@ -280,6 +273,22 @@ def _batch(shard: Shard, batches: Plan, at: Any, counts: Tensor) -> Batch:
     return Batch(shard.x[rows], shard.y[rows], batches.mask[at], counts, batches.keys[at])
 
 
+def _step(
+    job: _Job, call: Callable[..., Tensor], tensors: list[Tensor], given_dims: Sequence[int | None]
+) -> trace.Step:
+    """Losses and slopes of a stack of clients, from the tensors of a step in a row."""
+    n = job.n_params
+    fields = len(Batch._fields)
+
+    def eager(*values: Tensor) -> Tensor:
+        return call(list(values[:n]), Batch(*values[n : n + fields]), list(values[n + fields :]))
+
+    if job.alone:
+        return trace.untraced(eager, n)
+    name = (trace.name_of(job.fn), job.params_spec, job.given_spec)
+    return trace.step_of(name, eager, n, tensors, [*[0] * (n + fields), *given_dims])
+
+
 class _SolverState:
     """Momentum and the like, for the rows of the stack; new for every fit."""
 
@@ -294,10 +303,8 @@ class _SolverState:
     @torch.no_grad()
     def step(self, leaves: list[Tensor], slopes: Sequence[Tensor | None], is_statistic: list[bool], lr: float) -> None:
         solver, self.count = self.solver, self.count + 1
-        left = iter(slopes)
         params, grads, at = [], [], []
-        for i, leaf in enumerate(leaves):
-            slope = next(left) if leaf.requires_grad else None
+        for i, (leaf, slope) in enumerate(zip(leaves, slopes, strict=True)):
             if slope is None:
                 continue
             if is_statistic[i]:

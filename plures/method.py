@@ -59,9 +59,12 @@ class Pull(NamedTuple):
 
     def of(self, params: Params) -> Tensor:
         """An empty slope or anchor adds nothing."""
-        linear = tree.dot(self.slope, params) if self.slope else torch.zeros(())
-        square = self.weight / 2 * tree.sq_dist(self.anchor, params) if self.anchor else torch.zeros(())
-        return linear + square
+        terms = []
+        if self.slope:
+            terms.append(tree.dot(self.slope, params))
+        if self.anchor:
+            terms.append(self.weight / 2 * tree.sq_dist(self.anchor, params))
+        return sum(terms, start=torch.zeros(()))
 
 
 class Worn(NamedTuple):
@@ -80,8 +83,11 @@ class Worn(NamedTuple):
 BARE = Worn()
 
 
-def total_pull(params: Params, pulls: tuple[Pull, ...]) -> Tensor | float:
-    return sum((pull.of(params) for pull in pulls), start=0.0)
+def pulled(loss: Tensor, params: Params, pulls: tuple[Pull, ...]) -> Tensor:
+    """The loss of the shared model with the terms of worn parts."""
+    for pull in pulls:
+        loss = loss + pull.of(params)
+    return loss
 
 
 def setting(
@@ -139,7 +145,7 @@ class Method:
         """What the client keeps, what it uploads, and numbers to show."""
 
         def objective(params: Params, batch: Batch, pulls: tuple[Pull, ...]) -> Tensor:
-            return task.loss(params, batch) + total_pull(params, pulls)
+            return pulled(task.loss(params, batch), params, pulls)
 
         fitted = fit(objective, worn.begin(received), shard, self.solver, given=(worn.pulls,))
         return client, fitted.params, {"loss": fitted.loss}

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from .. import tree
 from ..fit import fit
-from ..method import BARE, Method, average, setting, total_pull, weights_setting
+from ..method import BARE, Method, average, pulled, setting, weights_setting
 from ..task import cross_entropy
 from ..tree import Params
 
@@ -47,7 +47,7 @@ class FedRep(Method):
             return cross_entropy(task.classify(head, task.features(body, batch.x)), batch)
 
         def body_loss(body, batch, head, pulls):
-            return task.loss(body | head, batch) + total_pull(body, pulls)
+            return pulled(task.loss(body | head, batch), body, pulls)
 
         start = worn.begin(received)
         head = fit(head_loss, client.head, shard, self.solver.for_epochs(self.head_epochs), given=(start,))

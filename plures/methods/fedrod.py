@@ -18,7 +18,7 @@ import torch
 
 from ..balance import LOSSES
 from ..fit import fit
-from ..method import BARE, Method, average, setting, total_pull, weights_setting
+from ..method import BARE, Method, average, pulled, setting, weights_setting
 from ..task import cross_entropy
 from ..tree import Params
 
@@ -56,7 +56,8 @@ class FedRoD(Method):
             features = task.training_features(shared, batch)
             generic = task.classify(shared, features)
             personal = generic.detach() + features.detach() @ head["weight"].mT
-            return balanced(generic, batch, self.gamma) + cross_entropy(personal, batch) + total_pull(shared, pulls)
+            shared_loss = pulled(balanced(generic, batch, self.gamma), shared, pulls)
+            return shared_loss + cross_entropy(personal, batch)
 
         both = (worn.begin(received), client.head)
         fitted = fit(objective, both, shard, self.solver, given=(worn.pulls,))

@@ -1,0 +1,174 @@
+"""One stacked training step as a flat list of kernels.
+
+A step of small clients costs little arithmetic: most of its time goes to vmap, autograd and Python.
+So the step (an objective vmapped over clients, and its slopes) is traced once into a graph of plain
+kernels, which then runs for any number of clients. The number of clients is traced as a large prime;
+wherever a multiple of it stands in the graph as a size, the number of clients of the call is put.
+The graph is compared with the untraced step before it is used; if they differ, the step stays untraced.
+"""
+
+import operator
+import types
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+PRIMES = (10007, 10009, 10037, 10039)
+
+Step = Callable[[list[Tensor]], tuple[Tensor, list[Tensor | None]]]
+aten = torch.ops.aten
+
+_known: dict[Hashable, Step] = {}
+
+
+def step_of(
+    name: Hashable, eager: Callable[..., Tensor], n_params: int, tensors: list[Tensor], dims: Sequence[int | None]
+) -> Step:
+    """A function of all tensors of a step that gives losses and the slopes of the first `n_params`.
+
+    `eager(*tensors)` gives the losses of a stack of clients; `dims` says which tensors are stacked;
+    `name` is equal for steps that compute the same.
+    """
+    key = (name, tuple((x.shape[1:] if d == 0 else x.shape, x.dtype) for x, d in zip(tensors, dims, strict=True)))
+    if key not in _known:
+        plain = untraced(eager, n_params)
+        _known[key] = _traced(plain, tensors, dims) or plain
+    return _known[key]
+
+
+def untraced(eager: Callable[..., Tensor], n_params: int) -> Step:
+    def step(tensors: list[Tensor]) -> tuple[Tensor, list[Tensor | None]]:
+        with torch.enable_grad():
+            leaves = [x.detach().requires_grad_(x.is_floating_point()) for x in tensors[:n_params]]
+            losses = eager(*leaves, *tensors[n_params:])
+            wanted = [x for x in leaves if x.requires_grad]
+            slopes = iter(torch.autograd.grad(losses.sum(), wanted, allow_unused=True))
+        return losses.detach(), [next(slopes) if x.requires_grad else None for x in leaves]
+
+    return step
+
+
+def _traced(plain: Step, tensors: list[Tensor], dims: Sequence[int | None]) -> Step | None:
+    sizes = {size for x in tensors for size in x.shape}
+    prime = next(p for p in PRIMES if not any(size % p == 0 for size in sizes if size))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        wide = [
+            torch.empty((prime, *x.shape[1:]) if d == 0 else x.shape, dtype=x.dtype)
+            for x, d in zip(tensors, dims, strict=True)
+        ]
+
+    def flat(*values: Tensor) -> list[Tensor | None]:
+        losses, slopes = plain(list(values))
+        return [losses, *slopes]
+
+    try:
+        module = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*wide)
+        _clean(module.graph)
+        _free(module.graph, prime, dims)
+        module.graph.lint()
+        module.recompile()
+    except Exception:  # what cannot be traced runs untraced: slower, the same numbers
+        return None
+    forward: Any = module.forward
+
+    def step(values: list[Tensor]) -> tuple[Tensor, list[Tensor | None]]:
+        with torch.no_grad():
+            losses, *slopes = forward(*values)
+        return losses, slopes
+
+    return step if all(_agree(plain, step, tensors, dims, n) for n in (1, 2, 3)) else None
+
+
+def _agree(plain: Step, step: Step, tensors: list[Tensor], dims: Sequence[int | None], n: int) -> bool:
+    """Whether both give the same for n clients, made from the rows at hand and set apart a little."""
+
+    def rows(x: Tensor) -> Tensor:
+        picked = x.detach()[torch.arange(n) % len(x)].clone()
+        if picked.is_floating_point():
+            picked *= torch.linspace(0.9, 1.1, n).reshape(-1, *[1] * (x.dim() - 1)).to(x.dtype)
+        return picked
+
+    values = [rows(x) if d == 0 else x.detach() for x, d in zip(tensors, dims, strict=True)]
+    try:
+        (losses, slopes), (again, others) = plain(values), step(values)
+    except Exception:
+        return False
+    for a, b in zip([losses, *slopes], [again, *others], strict=True):
+        if (a is None) != (b is None):
+            return False
+        if a is not None and b is not None and not torch.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True):
+            return False
+    return True
+
+
+def _clean(graph: fx.Graph) -> None:
+    """Drop what changes nothing: views to the same shape, detach, times one, a transpose and its return."""
+
+    def shape(node: Any) -> Any:
+        value = node.meta.get("val") if isinstance(node, fx.Node) else None
+        return tuple(value.shape) if isinstance(value, Tensor) else None
+
+    for node in list(graph.nodes):
+        if node.op != "call_function":
+            continue
+        source = node.args[0] if node.args else None
+        if not isinstance(source, fx.Node):
+            continue
+        same = shape(node) is not None and shape(node) == shape(source)
+        idle = (
+            node.target in (aten.detach.default, aten.alias.default)
+            or (same and node.target in (aten.view.default, aten._unsafe_view.default, aten.expand.default))
+            or (node.target in (aten.mul.Scalar, aten.div.Scalar) and node.args[1] == 1)
+        )
+        twice = (
+            node.target is aten.transpose.int
+            and source.target is aten.transpose.int
+            and set(node.args[1:]) == set(source.args[1:])
+        )
+        if idle or twice:
+            node.replace_all_uses_with(source.args[0] if twice else source)
+            graph.erase_node(node)
+    graph.eliminate_dead_code()
+
+
+def _free(graph: fx.Graph, prime: int, dims: Sequence[int | None]) -> None:
+    """Put the number of clients of the call where multiples of the prime stand."""
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    stacked = inputs[list(dims).index(0)]
+    with graph.inserting_after(inputs[-1]):
+        count = graph.call_function(aten.sym_size.int, (stacked, 0))
+    products: dict[int, fx.Node] = {1: count}
+
+    def freed(value: Any) -> Any:
+        if isinstance(value, bool) or not isinstance(value, int) or value == 0 or value % prime:
+            return value
+        times = value // prime
+        if times not in products:
+            with graph.inserting_after(count):
+                products[times] = graph.call_function(operator.mul, (count, times))
+        return products[times]
+
+    for node in list(graph.nodes):
+        if node.op == "call_function" and node not in products.values():
+            node.args = fx.node.map_aggregate(node.args, freed)
+            node.kwargs = fx.node.map_aggregate(node.kwargs, freed)
+
+
+def name_of(value: Any) -> Hashable:
+    """Something equal for two functions that compute the same: their code and what they close over."""
+    if isinstance(value, Tensor):
+        raise TypeError("an objective closes over a tensor; pass what belongs to a client as `given`")
+    if isinstance(value, types.MethodType):
+        return (name_of(value.__func__), name_of(value.__self__))
+    if isinstance(value, types.FunctionType):
+        cells = tuple(name_of(cell.cell_contents) for cell in value.__closure__ or ())
+        return (value.__code__, cells, tuple(map(name_of, value.__defaults__ or ())))
+    if isinstance(value, (tuple, list)):
+        return tuple(map(name_of, value))
+    if isinstance(value, dict):
+        return tuple((key, name_of(item)) for key, item in value.items())
+    return value if isinstance(value, Hashable) else ("object", id(value))
