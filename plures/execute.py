@@ -231,18 +231,18 @@ class Executor:
         self._same = table(one, 1)
         self._each = table(one, capacity)
         self._generic = table(task.initial, 1)
-        self.template = self._probe(one)
+        self.template = self._probe(message)
         self._trained = table(self.template, capacity)
         self._scores = table({name: torch.zeros(()) for name in ("hits", "loss", "n")}, capacity)
         self._sums = table(task.initial, capacity)
         self._crew = _Crew(n_workers, self._do) if n_workers > 1 else None
 
-    def _probe(self, received: Tree) -> Tree:
-        """What training returns, learned from a client with no rows."""
-        nobody = self.population._replace(train=[np.zeros(0, np.int64)], test=[np.zeros(0, np.int64)])
-        shard = _row(nobody.shards([0], "train", "probe", 0), 0)
-        with torch.no_grad():
-            return train_function(self.method, self.task)(received, self.store.initial, shard)
+    def _probe(self, message: Same | Each) -> Tree:
+        """What training returns, learned from a client with one row; the workers inherit what was traced for it."""
+        one_row = self.population._replace(train=[self.population.train[self.population.eligible()[0]][:1]], test=[])
+        shards = one_row.shards([0], "train", "probe", 0)
+        clients = tree.map(lambda x: x[None], self.store.initial)
+        return tree.row(run_group(self.style, train_function(self.method, self.task), message, clients, shards), 0)
 
     def close(self) -> None:
         if self._crew is not None:
@@ -371,11 +371,8 @@ class _Crew:
                 job = busy.pop(end)
                 try:
                     answer = end.recv_bytes().decode()
-                except EOFError:
-                    raise RunFailed(
-                        f"a worker process ended while it had clients {job.ids} in round {job.round + 1}; was it out "
-                        "of memory? Go on with `plures resume`, perhaps with fewer --workers"
-                    ) from None
+                except (EOFError, OSError):
+                    raise _lost(job) from None
                 failure = failure or answer
                 if waiting and not failure:
                     busy[end] = self._give(end, waiting.pop())
@@ -386,7 +383,10 @@ class _Crew:
 
     @staticmethod
     def _give(end: Connection, job: Job) -> Job:
-        end.send_bytes(json.dumps(job).encode())
+        try:
+            end.send_bytes(json.dumps(job).encode())
+        except OSError:
+            raise _lost(job) from None
         return job
 
     def close(self) -> None:
@@ -396,6 +396,13 @@ class _Crew:
             process.join(timeout=2)
             if process.is_alive():
                 process.kill()
+
+
+def _lost(job: Job) -> RunFailed:
+    return RunFailed(
+        f"a worker process ended while it had clients {job.ids} in round {job.round + 1}; was it out of memory? "
+        "Go on with `plures resume`, perhaps with fewer --workers."
+    )
 
 
 def _work(mine: Connection, others: list[Connection], do: Callable[[Job], None]) -> None:

@@ -53,13 +53,26 @@ def set_scene(config: Config, split: partition.Split | None = None) -> Scene:
     if split is None:
         split = partition.make_split(data, config.partition, config.clients, config.seed, config.test_share)
     x, y = torch.from_numpy(data.x), torch.from_numpy(data.y)
-    make = models.maker(config.model, tuple(x.shape[1:]), data.n_classes)
-    task = build(make, x[0], data.n_classes, config.seed)
+    task = _task(config, x[0], data.n_classes)
     population = Population(x, y, split.train, split.test, data.n_classes, config.seed, task.smallest_batch)
     if not population.eligible():
         raise DataError("no client has a row to train on; choose fewer clients or another partition")
     config = config.model_copy(update={"clients": len(split.train), "settings": all_settings(method)})
     return Scene(config, method, task, population, split)
+
+
+_tasks: dict[tuple[Any, ...], Task] = {}
+
+
+def _task(config: Config, example: Tensor, n_classes: int) -> Task:
+    """The model as a task. Tasks of named models are kept: steps traced for one serve all runs that share it."""
+    key = (config.model, tuple(example.shape), n_classes, config.seed)
+    if key in _tasks:
+        return _tasks[key]
+    task = build(models.maker(config.model, tuple(example.shape), n_classes), example, n_classes, config.seed)
+    if ":" not in config.model:
+        _tasks[key] = task
+    return task
 
 
 def cohort(config: Config, eligible: list[int], round: int, turns: str) -> list[int]:

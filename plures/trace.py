@@ -33,7 +33,7 @@ def step_of(
     `eager(*tensors)` gives the losses of a stack of clients; `dims` says which tensors are stacked;
     `name` is equal for steps that compute the same.
     """
-    key = (name, tuple((x.shape[1:] if d == 0 else x.shape, x.dtype) for x, d in zip(tensors, dims, strict=True)))
+    key = (name, tuple((d, x.shape[1:] if d == 0 else x.shape, x.dtype) for x, d in zip(tensors, dims, strict=True)))
     if key not in _known:
         plain = untraced(eager, n_params)
         _known[key] = _traced(plain, tensors, dims) or plain

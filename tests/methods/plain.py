@@ -1,4 +1,7 @@
-"""What the tests of methods compare with: plain modules, torch.optim and a loop over batches, one client at a time."""
+"""What the tests of methods compare with: plain modules, torch.optim and a loop over batches, one client at a time.
+
+Numbers are of double precision, so that what differs in more than the last digits is wrong.
+"""
 
 import numpy as np
 import torch
@@ -6,12 +9,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from plures import tree
+from plures.fit import Solver
 from plures.shard import Shard, batches_an_epoch, plan
 from plures.task import Task, build
 from tests.small import shard_of
 
 N_CLASSES = 3
 BATCH = 5
+LR = 0.125  # exact in any precision
 
 
 class Dense(nn.Module):
@@ -29,16 +34,20 @@ class Dense(nn.Module):
         return self.head(self.body(x))
 
 
-class Normed(Dense):
+class Normed(nn.Module):
     """The same with BatchNorm between them."""
 
     def __init__(self) -> None:
         super().__init__()
+        self.hidden = nn.Linear(4, 6)
         self.norm = nn.BatchNorm1d(6)
-        self.head = nn.Linear(6, N_CLASSES)  # the last of the modules, as in most networks
+        self.head = nn.Linear(6, N_CLASSES)
 
     def body(self, x: Tensor) -> Tensor:
         return torch.relu(self.norm(self.hidden(x)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x))
 
 
 class Bowl:
@@ -56,22 +65,26 @@ def bowl_at(*centre: float) -> Shard:
     return shard_of(Bowl(), torch.tensor([centre, centre]), torch.zeros(2, dtype=torch.long))
 
 
-def task_of(make: type[nn.Module]) -> Task:
-    return build(make, torch.zeros(4), N_CLASSES, seed=0)
+def solver_of(**values) -> Solver:
+    return Solver(**{"batch": BATCH, "lr": LR, **values})
+
+
+def task_of(make: type[nn.Module], dtype: torch.dtype = torch.float64) -> Task:
+    return build(lambda: make().to(dtype), torch.zeros(4, dtype=dtype), N_CLASSES, seed=0)
 
 
 def shard_for(task: Task, n: int = 17, classes: tuple[int, ...] = (0, 1, 2), round: int = 0, seed: int = 0) -> Shard:
     """A client with n rows of some classes."""
     rng = torch.Generator().manual_seed(seed)
     y = torch.tensor(classes)[torch.randint(len(classes), (n,), generator=rng)]
-    x = torch.randn(n, 4, generator=rng) + y.unsqueeze(1)
+    x = torch.randn(n, 4, generator=rng, dtype=task.example.dtype) + y.unsqueeze(1)
     return shard_of(task, x, y, key=seed, round=round)
 
 
 def moved(params: dict[str, Tensor], seed: int, by: float = 0.5) -> dict[str, Tensor]:
     """A model some way off in every tensor; variances stay positive."""
     rng = torch.Generator().manual_seed(seed)
-    noise = {name: by * torch.randn(x.shape, generator=rng) for name, x in params.items()}
+    noise = {name: by * torch.randn(x.shape, generator=rng, dtype=x.dtype) for name, x in params.items()}
     return {name: x * noise[name].exp() if "running_var" in name else x + noise[name] for name, x in params.items()}
 
 
@@ -87,7 +100,7 @@ def batches(shard: Shard, epochs: int = 1, steps: int | None = None, batch: int 
 
 def module_of(make: type[nn.Module], params: dict[str, Tensor]) -> nn.Module:
     """A module in training mode with copies of these tensors."""
-    module = make()
+    module = make().to(next(iter(params.values())).dtype)
     missing, unexpected = module.load_state_dict(params, strict=False)
     assert not unexpected and all(name.endswith("num_batches_tracked") for name in missing)
     return module.train()
@@ -101,7 +114,7 @@ def params_of(module: nn.Module) -> dict[str, Tensor]:
 def trained(make: type[nn.Module], params: dict[str, Tensor], steps, penalty=None, **options) -> dict[str, Tensor]:
     """The model after SGD over the given batches; `penalty(module)` is added to the loss."""
     module = module_of(make, params)
-    solver = torch.optim.SGD(module.parameters(), **{"lr": 0.1, **options})
+    solver = torch.optim.SGD(module.parameters(), **{"lr": LR, **options})
     for x, y in steps:
         solver.zero_grad()
         loss = F.cross_entropy(module(x), y)
@@ -120,7 +133,10 @@ def assert_same(one: tree.Tree, other: tree.Tree) -> None:
 
 
 def assert_close(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
-    torch.testing.assert_close(one, other, rtol=1e-5, atol=2e-6)
+    """The same up to rounding, for the precision at hand."""
+    precise = all(x.dtype == torch.float64 for x in one.values())
+    rtol, atol = (1e-7, 1e-9) if precise else (1e-5, 2e-6)
+    torch.testing.assert_close(one, other, rtol=rtol, atol=atol)
 
 
 def differs(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:

@@ -4,9 +4,21 @@ import torch
 
 from plures import partition, tree
 from plures.methods.local import Local, LocalClient
-from tests.small import SIZES, played, run_of, small_split, solver_of
+from tests.small import SIZES, played, run_of, small_split
 
-from .plain import Dense, Normed, assert_close, assert_same, batches, module_of, params_of, shard_for, task_of, trained
+from .plain import (
+    Dense,
+    Normed,
+    assert_close,
+    assert_same,
+    batches,
+    module_of,
+    params_of,
+    shard_for,
+    solver_of,
+    task_of,
+    trained,
+)
 
 EVERYONE = torch.arange(len(SIZES))
 
@@ -86,7 +98,7 @@ def test_local_reports_the_mean_of_models_weighted_by_rows_as_the_one_for_all():
     finally:
         run.close()
     n = torch.tensor(SIZES, dtype=torch.float64)
-    expected = {name: torch.einsum("c,c...->...", n / 116, x.double()).float() for name, x in models.items()}
+    expected = {name: torch.einsum("c,c...->...", n / sum(SIZES), x.double()).float() for name, x in models.items()}
     assert_close(found, expected)
 
 
