@@ -59,7 +59,7 @@ def compare(methods: list[str], **options: Any) -> dict[str, Result]:
     """The same split, schedule and start for several methods."""
     from .compare import compare as compare_
 
-    return compare_(methods, make_config(options), None, lambda line: None, lambda method: Watcher())
+    return compare_(methods, make_config(options), None, lambda line: None, lambda method, folder: Watcher())
 
 
 def resume(folder: str | Path) -> Result:

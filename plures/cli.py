@@ -162,8 +162,10 @@ def compare(
             of_seed,
             where,
             lambda line: None,
-            lambda method: _watcher(console, method, None, quiet),
-            lambda method, result: console.print(*show.result_cells(method, result.summary), markup=False),
+            lambda method, place: _watcher(console, method, place, quiet),
+            lambda method, result: console.print(
+                show.result_line(method, result.summary), markup=False, highlight=False, soft_wrap=True
+            ),
         )
         results |= {method if len(wanted) == 1 else f"{method}, seed {one}": r for method, r in found.items()}
     if as_json:

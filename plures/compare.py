@@ -17,7 +17,7 @@ def compare(
     config: Config,
     out: Path | None,
     say: Say,
-    watcher_of: Callable[[str], Watcher],
+    watcher_of: Callable[[str, Path | None], Watcher],
     done: Callable[[str, Result], None] = lambda method, result: None,
 ) -> dict[str, Result]:
     """A run for each method; those who lose to Local are counted when it is among the methods."""
@@ -33,7 +33,7 @@ def compare(
         if out is not None:
             folder = out / method.replace(":", "-").replace(",", "-").replace("=", "")
             folder.mkdir(parents=True, exist_ok=True)
-        result = start(scene, folder, say, watcher_of(method))
+        result = start(scene, folder, say, watcher_of(method, folder))
         results[method] = result
         for name in results:
             results[name] = _with_harmed(results[name], results.get("local"))

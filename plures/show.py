@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -20,6 +21,8 @@ from .parts import PARTS
 from .run import Result, Run, Scene, Watcher, cohort
 from .shard import batches_an_epoch
 from .store import table_bytes
+
+SECONDS_BETWEEN_LINES = 1.0  # where there is no terminal to draw a bar on
 
 
 def in_bytes(n: float) -> str:
@@ -40,13 +43,16 @@ class Progresses(Watcher):
 
     def __init__(self, console: Console, name: str, log: Path | None, quiet: bool) -> None:
         self.console, self.name, self.log, self.quiet = console, name, log, quiet
-        self.began, self.n_bytes, self.first = 0.0, 0, 0
+        self.began, self.last_line, self.n_bytes, self.first = 0.0, 0.0, 0, 0
         self.bar: Progress | None = None
 
-    def say(self, line: str) -> None:
+    def note(self, line: str) -> None:
         if self.log is not None:
             with open(self.log, "a", encoding="utf-8") as file:
                 file.write(line + "\n")
+
+    def say(self, line: str) -> None:
+        self.note(line)
         if not self.quiet:
             self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
@@ -84,11 +90,12 @@ class Progresses(Watcher):
         spent = time.perf_counter() - self.began
         left = spent / (row.round - self.first) * (run.scene.config.rounds - row.round)
         line = f"round {row.round}/{run.scene.config.rounds}  {numbers}  {left:.0f} s left"
-        if self.bar is None:
+        now = time.perf_counter()
+        if self.bar is None and (now - self.last_line > SECONDS_BETWEEN_LINES or row.round == run.scene.config.rounds):
+            self.last_line = now
             self.say(line)
-        elif self.log is not None:
-            with open(self.log, "a", encoding="utf-8") as file:
-                file.write(line + "\n")
+        else:
+            self.note(line)
 
     def ended(self) -> None:
         if self.bar is not None:
@@ -98,12 +105,18 @@ class Progresses(Watcher):
 
 def result_table(results: dict[str, Result]) -> Table:
     """One row a method."""
-    table = Table(title=None, header_style="bold")
+    table = Table(box=box.SIMPLE, header_style="bold")
     for head in ("method", "personal", "worst 5 %", "pooled", "generic", "harmed", "traffic", "seconds"):
-        table.add_column(head, justify="left" if head == "method" else "right")
+        table.add_column(head, justify="left" if head == "method" else "right", no_wrap=True)
     for name, result in results.items():
         table.add_row(*result_cells(name, result.summary))
     return table
+
+
+def result_line(name: str, summary: dict[str, Any]) -> str:
+    """A method's numbers in one line, for while a comparison goes on."""
+    cells = result_cells(name, summary)
+    return f"{cells[0]:16} personal {cells[1]:>8}   worst 5 % {cells[2]:>8}   generic {cells[4]:>8}   {cells[7]:>7} s"
 
 
 def result_cells(name: str, summary: dict[str, Any]) -> list[str]:
