@@ -8,7 +8,7 @@ Dropout draws from the key of the batch.
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -181,7 +181,7 @@ class Task:
             if name in dict(module.named_parameters()) or tree.is_statistic(name)
         }
         self.head = _find_head(module, n_classes)
-        self.layers = _find_layers(module)
+        self.layers = _find_layers(module, self.head)
         self._batch_norms = [name for name, m in module.named_modules() if isinstance(m, _BatchNorm)]
         self._norms = self._batch_norms + [
             name for name, m in module.named_modules() if isinstance(m, (nn.GroupNorm, nn.LayerNorm))
@@ -211,6 +211,11 @@ class Task:
     def layer_of(self, name: str) -> str:
         """The layer that a tensor belongs to."""
         return self._layer_of[name]
+
+    def layers_in(self, names: Iterable[str]) -> list[str]:
+        """The layers that these tensors belong to, from the input to the head."""
+        present = {self._layer_of[name] for name in names}
+        return [layer for layer in self.layers if layer in present]
 
     @property
     def smallest_batch(self) -> int:
@@ -311,8 +316,8 @@ def _find_head(module: nn.Module, n_classes: int) -> str:
     return linear[-1]
 
 
-def _find_layers(module: nn.Module) -> dict[str, tuple[str, ...]]:
-    """Layer -> its tensors, from the input to the head: modules that own tensors, or the declared groups."""
+def _find_layers(module: nn.Module, head: str) -> dict[str, tuple[str, ...]]:
+    """Layer -> its tensors: modules that own tensors, or the declared groups, in their order; the head is last."""
     wanted = list(module.state_dict())
     own = {name for name, _ in module.named_parameters()}
     tensors = [name for name in wanted if name in own or tree.is_statistic(name)]
@@ -326,6 +331,8 @@ def _find_layers(module: nn.Module) -> dict[str, tuple[str, ...]]:
                 raise UsageError(f"the model's layer_names leave out {name!r}; name a layer that holds it")
             layer = inside[0]
         layers.setdefault(layer, []).append(name)
+    top = next(layer for layer, names in layers.items() if head + ".weight" in names)
+    layers[top] = layers.pop(top)
     return {layer: tuple(names) for layer, names in layers.items()}
 
 

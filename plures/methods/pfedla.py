@@ -45,7 +45,7 @@ class PFedLA(Method):
     layer_mean: bool = setting(False, "divide each layer's movement by its number of weights")
 
     def init_server(self, task, params, federation):
-        n, n_layers = federation.n_clients, len(_layers(task, params))
+        n, n_layers = federation.n_clients, len(task.layers_in(params))
 
         def drawn(stream, *shape):
             return seeds.uniform(federation.key, (n, *shape), stream)
@@ -77,7 +77,7 @@ class PFedLA(Method):
         return torch.where(total > 0, positive / total.clamp(min=1e-12), alone)
 
     def mixture(self, task, models, weights):
-        layers = _layers(task, models)
+        layers = task.layers_in(models)
         return {
             name: (weights[:, layers.index(task.layer_of(name))] @ x.reshape(len(x), -1)).reshape(-1, *x.shape[1:])
             for name, x in models.items()
@@ -108,10 +108,6 @@ class PFedLA(Method):
     @property
     def scored(self):
         return "received mixture"
-
-
-def _layers(task, params):
-    return list(dict.fromkeys(task.layer_of(name) for name in params))
 
 
 def _linear(weight, x):

@@ -42,7 +42,7 @@ class Ala(Part):
     def upper(self, task, received):
         """The trainable names of the upper layers among what is received."""
         names = list(tree.trainable(received))
-        layers = list(dict.fromkeys(task.layer_of(name) for name in names))
+        layers = task.layers_in(names)
         chosen = layers[max(0, len(layers) - self.p) :]
         return [name for name in names if task.layer_of(name) in chosen]
 
@@ -80,7 +80,7 @@ class Ala(Part):
 
     def personalize(self, task, received, client, shard):
         if self.ala_pm == "trained":
-            return self.host.local_model(task, client.model, client.host)
+            return self.host.personalize(task, client.model, client.host, shard)
         blend = self.learn(task, received, client, shard) if client.blend else {}
         start = self.blended(received, client.model, blend)
         return self.host.personalize(task, start, client.host, shard)

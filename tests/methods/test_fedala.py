@@ -513,7 +513,6 @@ def test_ala_around_fedprox_starts_blended_and_is_pulled_to_the_received_model()
     assert_close(upload, trained(Dense, mixed(received, own, blend), batches(shard), pull))
 
 
-@pytest.mark.xfail(strict=True, reason="Ala.personalize with ala_pm=trained does not ask its host")
 @pytest.mark.parametrize("host", ["ditto", "fedrod"])
 def test_ala_pm_trained_keeps_what_the_host_adds_to_a_personal_model(host):
     """Ditto's own model, Fed-RoD's personal head: without ALA they are part of what is scored."""
@@ -524,7 +523,6 @@ def test_ala_pm_trained_keeps_what_the_host_adds_to_a_personal_model(host):
     assert_same(run.personal_model(4), plain)
 
 
-@pytest.mark.xfail(strict=True, reason="Ala.upper takes the order in which modules were made for that of layers")
 def test_ala_takes_the_head_for_the_top_layer_wherever_the_model_declares_it():
     class HeadFirst(Dense):
         head_name = "head"
