@@ -90,7 +90,7 @@ class _BatchNormAsFunction(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         shape = (1, -1, *[1] * (x.dim() - 2))
-        mean, var = self.running_mean, self.running_var
+        mean, var = self.running_mean.detach(), self.running_var.detach()  # in inference they are constants
         if self.training:
             axes = (0, *range(2, x.dim()))
             mask = self.mask.reshape(-1, *[1] * (x.dim() - 1))

@@ -1,0 +1,264 @@
+"""The training loop: what one client gets, what a stack of clients gets, and how long each one trains."""
+
+import numpy as np
+import pytest
+import torch
+
+from plures import seeds, trace, tree
+from plures.execute import one_by_one, vectorised
+from plures.fit import Plateau, Solver, fit, measure
+from plures.method import Same
+from plures.shard import Shard, batches_an_epoch, plan
+
+# A world without a model: rows are points, an objective pulls `p` to the mean of a batch.
+
+
+def points(sizes, width=3):
+    rng = np.random.default_rng(0)
+    x = torch.from_numpy(rng.normal(size=(sum(sizes), width)).astype(np.float32))
+    ends = np.cumsum(sizes)
+    rows = np.zeros((len(sizes), max(max(sizes), 1)), np.int64)
+    for i, (size, end) in enumerate(zip(sizes, ends, strict=True)):
+        rows[i, :size] = np.arange(end - size, end)
+    n = len(sizes)
+    return Shard(
+        x,
+        torch.zeros(len(x), dtype=torch.int64),
+        torch.from_numpy(rows),
+        torch.tensor(sizes),
+        torch.ones(n, 1),
+        torch.tensor([seeds.key_of("test", i) for i in range(n)]),
+        torch.zeros(n, dtype=torch.int64),
+        torch.ones(n, dtype=torch.int64),
+    )
+
+
+def one(shards, i):
+    return Shard(shards.x, shards.y, *[part[i] for part in shards[2:]])
+
+
+def to_mean(p, batch):
+    each = 0.5 * (batch.x - p).square().sum(1)
+    return (each * batch.mask).sum() / batch.mask.sum()
+
+
+def run(shards, fn, *given):
+    """`fn(shard, *rows)` over the stack and one by one."""
+    call = lambda _, shard, *rows: fn(shard, *rows)  # noqa: E731
+    with torch.no_grad():
+        return [how(call, Same({}), shards, *given) for how in (vectorised, one_by_one)]
+
+
+def test_fit_takes_plain_gradient_steps_over_whole_epochs():
+    shards = points([4])
+    fitted = fit(to_mean, torch.zeros(3), one(shards, 0), Solver(lr=0.5, batch=4, epochs=2))
+    mean = shards.x.mean(0)
+    torch.testing.assert_close(fitted.params, mean * 0.75)  # two half-way steps from zero
+    assert int(fitted.steps) == 2
+
+
+@pytest.mark.parametrize(
+    ("solver", "reference"),
+    [
+        (Solver(lr=0.1, momentum=0.9, weight_decay=0.01), lambda p: torch.optim.SGD(p, 0.1, 0.9, weight_decay=0.01)),
+        (Solver(kind="adam", lr=0.05), lambda p: torch.optim.Adam(p, 0.05)),
+        (Solver(kind="adam", lr=0.05, weight_decay=0.1), lambda p: torch.optim.Adam(p, 0.05, weight_decay=0.1)),
+        (Solver(lr=0.1), lambda p: torch.optim.SGD(p, 0.1)),
+    ],
+    ids=["momentum", "adam", "adam-decay", "sgd"],
+)
+def test_solver_is_that_of_torch(solver, reference):
+    shards = points([5])
+    mine = fit(to_mean, torch.ones(3), one(shards, 0), Solver(**{**vars(solver), "batch": 5, "epochs": 7})).params
+    theirs = torch.nn.Parameter(torch.ones(3))
+    optimizer = reference([theirs])
+    for _ in range(7):
+        optimizer.zero_grad()
+        (0.5 * (shards.x - theirs).square().sum(1)).mean().backward()
+        optimizer.step()
+    torch.testing.assert_close(mine, theirs.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_learning_rate_decays_with_the_round():
+    shard = one(points([4]), 0)._replace(round=torch.tensor(3))
+    fitted = fit(to_mean, torch.zeros(3), shard, Solver(lr=0.8, decay=0.5, batch=4))
+    torch.testing.assert_close(fitted.params, shard.x.mean(0) * 0.1)
+
+
+@pytest.mark.parametrize("length", [{"epochs": 3}, {"steps": 7}])
+@pytest.mark.parametrize("kind", [{}, {"momentum": 0.9}, {"kind": "adam"}])
+def test_stack_of_unequal_clients_equals_each_alone(length, kind):
+    shards = points([1, 12, 7, 30, 3])
+    solver = Solver(lr=0.05, batch=4, **length, **kind)
+    stacked, alone = run(shards, lambda shard: fit(to_mean, torch.zeros(3), shard, solver))
+    for a, b in zip(tree.leaves(stacked), tree.leaves(alone), strict=True):
+        torch.testing.assert_close(a, b)
+    expected = [7] * 5 if "steps" in length else [3, 9, 6, 24, 3]
+    assert stacked.steps.tolist() == expected
+
+
+def test_client_without_rows_takes_no_step():
+    shards = points([0, 5])
+    stacked, alone = run(shards, lambda shard: fit(to_mean, torch.ones(3), shard, Solver(batch=2)))
+    assert torch.equal(stacked.params[0], torch.ones(3)) and stacked.steps.tolist() == [0, 3]
+    assert torch.equal(alone.params[0], torch.ones(3))
+
+
+def test_every_epoch_meets_every_row_once():
+    shards = points([7, 3])
+    sizes, rows = shards.size.numpy(), shards.rows.numpy()
+    batches = plan(rows, sizes, shards.key.numpy(), 3 * batches_an_epoch(sizes, 3, 1), 3, 1, True)
+    first = [batches.rows[batches.start[t]][batches.mask[batches.start[t]] > 0].tolist() for t in range(9)]
+    for epoch in range(3):
+        assert sorted(row for t in range(3) for row in first[3 * epoch + t]) == list(range(7))
+    assert first[0] + first[1] + first[2] != first[3] + first[4] + first[5]
+
+
+def test_order_depends_on_the_clients_key_and_not_on_its_neighbours():
+    shards = points([7, 3, 9])
+    keys = shards.key.numpy()
+    alone = plan(shards.rows[1:2].numpy(), np.array([3]), keys[1:2], np.array([2]), 2, 1, True)
+    together = plan(shards.rows.numpy(), shards.size.numpy(), keys, np.array([4, 2, 5]), 2, 1, True)
+    place = together.sorted_clients.tolist().index(1)
+    for t in range(2):
+        assert torch.equal(alone.rows[alone.start[t]], together.rows[together.start[t] + place])
+
+
+def test_padding_of_a_batch_repeats_the_clients_own_row():
+    shards = points([3, 5])
+    sizes = shards.size.numpy()
+    batches = plan(shards.rows.numpy(), sizes, shards.key.numpy(), np.array([1, 2]), 4, 1, True)
+    owner = np.concatenate([batches.sorted_clients[:n] for n in batches.live])
+    for row, client in zip(batches.rows, owner, strict=True):
+        assert set(row.tolist()) <= set(shards.rows[client, : sizes[client]].tolist())
+
+
+def test_last_batch_of_one_is_left_out_with_batch_norm_unless_it_is_the_only_one():
+    assert batches_an_epoch(np.array([1, 2, 5, 6, 10, 11]), 5, 2).tolist() == [1, 1, 1, 1, 2, 2]
+    assert batches_an_epoch(np.array([1, 2, 5, 6, 10, 11]), 5, 1).tolist() == [1, 1, 1, 2, 2, 3]
+
+
+def test_number_of_epochs_may_differ_between_clients():
+    shards = points([4, 4, 4])
+    epochs = torch.tensor([0, 1, 3])
+    stacked, alone = run(
+        shards, lambda shard, n: fit(to_mean, torch.zeros(3), shard, Solver(batch=2), epochs=n), epochs
+    )
+    assert stacked.steps.tolist() == alone.steps.tolist() == [0, 2, 6]
+    torch.testing.assert_close(stacked.params, alone.params)
+
+
+def test_box_holds_after_every_step():
+    shards = points([4])
+    far = fit(lambda p, batch: -10 * p.sum(), torch.zeros(3), one(shards, 0), Solver(lr=1.0, box=(0.0, 1.0)))
+    assert torch.equal(far.params, torch.ones(3))
+
+
+def test_plateau_stops_each_client_when_its_own_loss_has_settled():
+    shards = points([6, 6, 2])
+    speed = torch.tensor([0.5, 0.02, 0.9])
+
+    def objective(p, batch, speed):
+        return speed * p.square().sum()
+
+    stop = Plateau(threshold=1e-3)
+    stacked, alone = run(
+        shards,
+        lambda shard, s: fit(
+            objective, torch.ones(3), shard, Solver(lr=0.5, batch=6), (s,), epochs=torch.tensor(60), stop=stop
+        ),
+        speed,
+    )
+    assert stacked.steps.tolist() == alone.steps.tolist()
+    for value, n in zip(speed.tolist(), stacked.steps.tolist(), strict=True):
+        losses, p = [], 1.0
+        for _ in range(60):
+            losses.append(3 * value * p * p)
+            p -= 0.5 * 2 * value * p
+            if len(losses) > 10 and np.std(losses[-10:]) < 1e-3:
+                break
+        assert n == len(losses)
+    assert len(set(stacked.steps.tolist())) == 3
+    torch.testing.assert_close(stacked.params, alone.params)
+
+
+def test_statistics_take_the_step_of_their_slope_and_no_learning_rate():
+    def objective(params, batch):
+        return (params["running_mean"] * 2.0).sum() + (params["weight"] * 2.0).sum()
+
+    start = {"weight": torch.ones(2), "running_mean": torch.ones(2)}
+    solver = Solver(lr=0.1, momentum=0.9, weight_decay=0.5, batch=4)
+    fitted = fit(objective, start, one(points([4]), 0), solver).params
+    torch.testing.assert_close(fitted["running_mean"], torch.full((2,), -1.0))
+    torch.testing.assert_close(fitted["weight"], torch.full((2,), 1 - 0.1 * 2.5))
+
+
+def test_objective_that_closes_over_a_tensor_is_refused_when_stacked():
+    secret = torch.ones(3)
+    with pytest.raises(TypeError, match="given"), torch.no_grad():
+        vectorised(
+            lambda _, shard: fit(lambda p, b: (p * secret).sum(), torch.zeros(3), shard, Solver()).params,
+            Same({}),
+            points([3, 4]),
+        )
+
+
+def test_measure_sums_over_all_rows_in_batches():
+    shards = points([5, 1, 8])
+
+    def count(p, batch):
+        return {"n": batch.mask.sum(), "sum": (batch.x * batch.mask[:, None]).sum(0) * p}
+
+    stacked, alone = run(shards, lambda shard: measure(count, torch.tensor(2.0), shard, 3))
+    assert stacked["n"].tolist() == alone["n"].tolist() == [5, 1, 8]
+    ends = [0, 5, 6, 14]
+    for i in range(3):
+        torch.testing.assert_close(stacked["sum"][i], 2 * shards.x[ends[i] : ends[i + 1]].sum(0))
+
+
+def test_take_is_a_random_subset_that_changes_with_the_round():
+    shard = one(points([10]), 0)
+    some = shard.take(0.8, "ala")
+    again = shard.take(0.8, "ala")
+    other = shard._replace(key=torch.tensor(5)).take(0.8, "ala")
+    chosen = some.rows[: int(some.size)].tolist()
+    assert len(chosen) == 8 == len(set(chosen)) and set(chosen) <= set(range(10))
+    assert chosen == again.rows[:8].tolist() and set(chosen) != set(other.rows[:8].tolist())
+
+
+@pytest.mark.parametrize(("n", "fraction", "expected"), [(1, 0.8, 1), (5, 0.8, 4), (100, 0.29, 29), (3, 0.01, 1)])
+def test_take_keeps_the_floor_but_at_least_one(n, fraction, expected):
+    assert int(one(points([n]), 0).take(fraction, "x").size) == expected
+
+
+def test_split_is_disjoint_and_a_single_row_is_in_both():
+    first, rest = one(points([10]), 0).split(0.7, "x")
+    a, b = first.rows[: int(first.size)].tolist(), rest.rows[: int(rest.size)].tolist()
+    assert sorted(a + b) == list(range(10)) and len(a) == 7
+    first, rest = one(points([1]), 0).split(0.7, "x")
+    assert int(first.size) == int(rest.size) == 1 and first.rows[0] == rest.rows[0]
+
+
+def test_traced_step_is_used_and_equals_the_untraced_one(monkeypatch):
+    shards = points([4, 9, 2])
+    solver = Solver(lr=0.1, batch=2, epochs=2)
+
+    def objective(p, batch):
+        return to_mean(p, batch) + p.sin().sum()
+
+    used = []
+    original = trace.step_of
+
+    def watched(*args):
+        step = original(*args)
+        used.append(step)
+        return step
+
+    monkeypatch.setattr(trace, "step_of", watched)
+    with torch.no_grad():
+        traced = vectorised(lambda _, s: fit(objective, torch.ones(3), s, solver), Same({}), shards)
+        monkeypatch.setattr(trace, "_traced", lambda *a: None)
+        monkeypatch.setattr(trace, "_known", {})
+        plain = vectorised(lambda _, s: fit(objective, torch.ones(3), s, solver), Same({}), shards)
+    assert [step.__qualname__.split(".")[0] for step in used] == ["_traced", "untraced"]
+    torch.testing.assert_close(traced.params, plain.params)
