@@ -408,8 +408,8 @@ def _lost(job: Job) -> RunFailed:
 def _work(mine: Connection, others: list[Connection], do: Callable[[Job], None]) -> None:
     for end in others:
         end.close()  # else the end of the main process would not be seen
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process decides
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in (signal.SIGINT, signal.SIGTERM):  # which may reach the whole group: the main process decides
+        signal.signal(number, signal.SIG_IGN)
     torch.set_num_threads(1)
     while True:
         try:

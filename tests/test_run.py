@@ -38,6 +38,7 @@ def in_another_process(config, folder: Path, watcher: Watcher) -> int:
     if child == 0:
         code = 70
         try:
+            os.setpgid(0, 0)
             torch.set_num_threads(1)  # a forked process must not touch the threads of its parent
             start(set_scene(config), folder, quiet, watcher)
             code = 0
@@ -97,7 +98,7 @@ def test_interrupted_run_leaves_a_checkpoint_and_says_how_to_go_on(number, tmp_p
     folder.mkdir()
     child = in_another_process(config, folder, Slow(0.2))
     wait_for_rounds(folder, 2)
-    os.kill(child, number)
+    os.killpg(child, number)  # as a terminal does: the workers get it too
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 130
     assert f"plures resume {folder}" in (folder / "said.txt").read_text()
