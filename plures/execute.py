@@ -227,9 +227,10 @@ class Executor:
         self.method, self.task, self.population, self.store = method, task, population, store
         self.style, self.capacity = style, capacity
         self.step_seconds = 3 * task.flops * method.solver.batch / FLOPS_A_SECOND
-        one = tree.row(message.tree, 0) if isinstance(message, Each) else message.tree
-        self._same = table(one, 1)
-        self._each = table(one, capacity)
+        if isinstance(message, Each):
+            self._messages = table(tree.row(message.tree, 0), capacity)
+        else:
+            self._messages = table(message.tree, 1)
         self._generic = table(task.initial, 1)
         self.template = self._probe(message)
         self._trained = table(self.template, capacity)
@@ -292,8 +293,7 @@ class Executor:
     def _deliver(self, message: Same | Each, n: int) -> None:
         if n > self.capacity:
             raise ValueError(f"a cohort of {n} clients, room for {self.capacity}")
-        to = self._each if isinstance(message, Each) else self._same
-        for whole, new in zip(tree.leaves(to), tree.leaves(message.tree), strict=True):
+        for whole, new in zip(tree.leaves(self._messages), tree.leaves(message.tree), strict=True):
             if isinstance(message, Each):
                 whole[:n] = new
             else:
@@ -320,7 +320,7 @@ class Executor:
             tests = self.population.shards(job.ids, "test", "test", 0)
             whole = Same(tree.row(self._generic, 0))
             return _write(self._scores, places, run_group(self.style, generic_function(self.task), whole, tests))
-        message = Each(tree.rows(self._each, places)) if job.each else Same(tree.row(self._same, 0))
+        message = Each(tree.rows(self._messages, places)) if job.each else Same(tree.row(self._messages, 0))
         clients = self.store.rows(torch.tensor(job.ids))
         if job.kind == "train":
             shards = self.population.shards(job.ids, "train", "train", job.round)
@@ -378,7 +378,8 @@ class _Crew:
                     busy[end] = self._give(end, waiting.pop())
         if failure:
             raise RunFailed(
-                f"a client function failed; rerun with --executor one_by_one to learn which client\n{failure}"
+                f"a client function failed ({failure}); rerun with --executor one_by_one "
+                "--workers 1 --debug to learn where"
             )
 
     @staticmethod
@@ -419,6 +420,6 @@ def _work(mine: Connection, others: list[Connection], do: Callable[[Job], None])
         try:
             do(job)
             answer = ""
-        except BaseException:
-            answer = traceback.format_exc()
+        except BaseException as error:
+            answer = traceback.format_exception_only(error)[-1].strip()
         mine.send_bytes(answer.encode())

@@ -115,7 +115,7 @@ class Run:
             )
             message = method.send(task, self.server, torch.tensor(self.eligible[:1]))
         n_cohort = len(cohort(config, self.eligible, 0, method.turns))
-        room = max(n_cohort, min(len(self.eligible), 256))
+        room = max(n_cohort, min(len(self.eligible), 256, (1 << 30) // tree.n_bytes(task.initial)))
         self.executor = Executor(
             method, task, scene.population, self.store, message, config.executor, config.workers, room
         )
