@@ -48,11 +48,13 @@ def with_options(command: Command) -> Command:
     options = []
     for name in names:
         field = Config.model_fields[name]
-        kind = next((k for k in (int, float) if k in (field.annotation, *get_args(field.annotation))), str)
+        kinds = (field.annotation, *get_args(field.annotation))
+        metavar = "N" if int in kinds else "X" if float in kinds else "WORD"
         default = "one a core" if name == "workers" else str(field.default)
         flag = "--" + name.replace("_", "-")
-        option = typer.Option(flag, help=field.description, show_default=False if field.default is None else default)
-        hint = Annotated[kind | None, option]  # type: ignore[valid-type]
+        shown = False if field.default is None else default
+        option = typer.Option(flag, metavar=metavar, help=field.description, show_default=shown)
+        hint = Annotated[str | None, option]  # Config reads numbers, so that all mistakes are told in one way
         options.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint))
 
     def wrapped(*positional: Any, **values: Any) -> None:

@@ -40,10 +40,6 @@ class Solver:
     steps: int | None = None  # instead of epochs
     box: tuple[float, float] | None = None  # values are clipped into it after every step
 
-    def rate(self, round: Tensor) -> Tensor:
-        """The learning rate of a round."""
-        return self.lr * self.decay**round
-
     def for_epochs(self, epochs: int) -> "Solver":
         return dataclasses.replace(self, epochs=epochs, steps=None)
 
@@ -211,7 +207,7 @@ def _fit(
     solver, stop = job.solver, job.stop
     n = len(counts)
     is_statistic = tree.are_statistics(tree.unflatten(full, job.params_spec))
-    lr = float(solver.rate(shard.round.max()))
+    lr = solver.lr * solver.decay ** int(shard.round.max())
     loss_sum, steps = torch.zeros(n), torch.zeros(n, dtype=torch.int64)
     history: list[list[float]] = [[] for _ in range(n)]  # of epochs, for `stop`
     this_epoch: list[list[float]] = [[] for _ in range(n)]

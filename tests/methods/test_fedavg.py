@@ -188,8 +188,8 @@ def test_fedavg_with_pm_local_scores_the_model_of_the_last_round_that_a_client_t
 
 @pytest.mark.parametrize("model", ["mlp", "norm"])
 def test_fedavg_with_pm_local_trains_the_same_shared_model(model):
-    one = played(run_of("fedavg", model), 2)
-    other = played(run_of("fedavg", model, settings={"pm": "local"}), 2)
+    one = played(run_of("fedavg", model, executor="one_by_one"), 2)
+    other = played(run_of("fedavg", model, settings={"pm": "local"}, executor="one_by_one"), 2)
     assert_same(one.server, other.server)
 
 

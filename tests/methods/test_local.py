@@ -70,8 +70,8 @@ def test_local_score_does_not_depend_on_the_data_of_others():
 @pytest.mark.parametrize("model", ["mlp", "norm"])
 def test_local_equals_fedavg_with_one_client(model):
     split = small_split((31,))
-    alone = played(run_of("local", model, split=split), 3)
-    shared = played(run_of("fedavg", model, split=split), 3)
+    alone = played(run_of("local", model, split=split, executor="one_by_one"), 3)
+    shared = played(run_of("fedavg", model, split=split, executor="one_by_one"), 3)
     assert_same(alone.personal_model(0), shared.server)
 
 
