@@ -293,7 +293,8 @@ class Executor:
     def _deliver(self, message: Same | Each, n: int) -> None:
         if n > self.capacity:
             raise ValueError(f"a cohort of {n} clients, room for {self.capacity}")
-        for whole, new in zip(tree.leaves(self._messages), tree.leaves(message.tree), strict=True):
+        received = tree.leaves_like(self._messages, message.tree)
+        for whole, new in zip(tree.leaves(self._messages), received, strict=True):
             if isinstance(message, Each):
                 whole[:n] = new
             else:
@@ -337,8 +338,7 @@ class Executor:
 
 
 def _write(to: Tree, places: Tensor, new: Tree) -> None:
-    aligned = tree.map(lambda _, x: x, to, new)
-    for whole, part in zip(tree.leaves(to), tree.leaves(aligned), strict=True):
+    for whole, part in zip(tree.leaves(to), tree.leaves_like(to, new), strict=True):
         whole[places] = part
 
 

@@ -75,7 +75,7 @@ class ClientStore:
 
     def put(self, ids: Tensor, new: Tree) -> None:
         """Replace the rows of the given clients."""
-        for whole, part in zip(tree.leaves(self._rows), _like(self._rows, new), strict=True):
+        for whole, part in zip(tree.leaves(self._rows), tree.leaves_like(self._rows, new), strict=True):
             whole[ids] = part
         self.written[ids] = True
 
@@ -89,8 +89,3 @@ class ClientStore:
         ids = self.written.nonzero().squeeze(1)
         for some in ids.split(block):
             visit(some, tree.rows(self._rows, some))
-
-
-def _like(template: Tree, other: Tree) -> list[Tensor]:
-    """The tensors of `other` in the order of the template."""
-    return tree.leaves(tree.map(lambda _, x: x, template, other))

@@ -36,6 +36,11 @@ def leaves(tree: Tree) -> list[Tensor]:
     return _pytree.tree_leaves(tree)
 
 
+def leaves_like(template: Tree, other: Tree) -> list[Tensor]:
+    """The tensors of `other` in the order of the template, whatever the order of its dicts."""
+    return leaves(map(lambda _, x: x, template, other))
+
+
 def map(fn: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
     """`fn` on every tensor, with the tensors in the same place of the other trees."""
     return _pytree.tree_map(fn, tree, *others)
