@@ -89,7 +89,8 @@ def _n_cores() -> int:
 
 
 def _console(to_stderr: bool) -> Console:
-    return Console(stderr=to_stderr)
+    console = Console(stderr=to_stderr)
+    return console if console.is_terminal else Console(stderr=to_stderr, width=100)  # room for the tables
 
 
 def _watcher(console: Console, name: str, folder: Path | None, quiet: bool) -> show.Progresses:

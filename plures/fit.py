@@ -117,7 +117,8 @@ class _Job(NamedTuple):
     n_params: int
     n_given: int
     found: _Found
-    alone: bool = False  # one client, called as it is: no vmap and no tracing
+    alone: bool = False  # one client: no vmap
+    traced: bool = True
 
 
 class _Loop(torch.autograd.Function):
@@ -127,7 +128,8 @@ class _Loop(torch.autograd.Function):
     def forward(job: _Job, *tensors: Tensor) -> tuple[Tensor, ...]:
         dims = [0 if i not in _tables(job) else None for i in range(len(tensors))]
         stacked = [x.unsqueeze(0) if dim == 0 else x for x, dim in zip(tensors, dims, strict=True)]
-        return tuple(x.squeeze(0) for x in _stacked_loop(job._replace(alone=True), stacked, dims, 1))
+        plain = job._replace(alone=True, traced=False)
+        return tuple(x.squeeze(0) for x in _stacked_loop(plain, stacked, dims, 1))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -137,7 +139,7 @@ class _Loop(torch.autograd.Function):
     def vmap(info: Any, in_dims: Sequence[Any], job: _Job, *tensors: Tensor) -> Any:
         dims = [None if d is None else 0 for d in in_dims[1:]]
         stacked = [x if d is None else x.movedim(d, 0) for x, d in zip(tensors, in_dims[1:], strict=True)]
-        out = _stacked_loop(job, stacked, dims, info.batch_size)
+        out = _stacked_loop(job._replace(alone=info.batch_size == 1), stacked, dims, info.batch_size)
         return tuple(out), (0,) * len(out)
 
 
@@ -279,10 +281,11 @@ def _step(
     def eager(*values: Tensor) -> Tensor:
         return call(list(values[:n]), Batch(*values[n : n + fields]), list(values[n + fields :]))
 
-    if job.alone:
+    if not job.traced:
         return trace.untraced(eager, n)
-    name = (trace.name_of(job.fn), job.params_spec, job.given_spec)
-    return trace.step_of(name, eager, n, tensors, [*[0] * (n + fields), *given_dims])
+    name = (trace.name_of(job.fn), job.params_spec, job.given_spec, tuple(given_dims))
+    dims = [None] * len(tensors) if job.alone else [*[0] * (n + fields), *given_dims]
+    return trace.step_of(name, eager, n, tensors, dims)
 
 
 class _SolverState:

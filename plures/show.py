@@ -105,7 +105,7 @@ class Progresses(Watcher):
 
 def result_table(results: dict[str, Result]) -> Table:
     """One row a method."""
-    table = Table(box=box.SIMPLE, header_style="bold")
+    table = Table(box=box.SIMPLE, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False)
     for head in ("method", "personal", "worst 5 %", "pooled", "generic", "harmed", "traffic", "seconds"):
         table.add_column(head, justify="left" if head == "method" else "right", no_wrap=True)
     for name, result in results.items():

@@ -30,8 +30,8 @@ def step_of(
 ) -> Step:
     """A function of all tensors of a step that gives losses and the slopes of the first `n_params`.
 
-    `eager(*tensors)` gives the losses of a stack of clients; `dims` says which tensors are stacked;
-    `name` is equal for steps that compute the same.
+    `eager(*tensors)` gives the losses of a stack of clients; `dims` says which tensors are stacked over a
+    number of clients that may change from call to call; `name` is equal for steps that compute the same.
     """
     key = (name, tuple((d, x.shape[1:] if d == 0 else x.shape, x.dtype) for x, d in zip(tensors, dims, strict=True)))
     if key not in _known:
@@ -68,7 +68,8 @@ def _traced(plain: Step, tensors: list[Tensor], dims: Sequence[int | None]) -> S
     try:
         module = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*wide)
         _clean(module.graph)
-        _free(module.graph, prime, dims)
+        if 0 in dims:
+            _free(module.graph, prime, dims)
         module.graph.lint()
         module.recompile()
     except Exception:  # what cannot be traced runs untraced: slower, the same numbers
