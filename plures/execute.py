@@ -255,7 +255,8 @@ class Executor:
         """New state, uploads and metrics of a cohort, in the order of ids."""
         self._deliver(message, len(ids))
         steps = self._n_steps(ids)
-        bytes_each = 4 * (tree.n_bytes(self.template) + tree.n_bytes(self.task.initial))
+        weights = tree.n_bytes(self.template) + tree.n_bytes(self.task.initial)
+        bytes_each = 4 * weights + 3 * self.method.solver.batch * self.task.row_bytes
         self._spread("train", round, isinstance(message, Each), ids, steps, bytes_each)
         return tree.map(lambda x: x[: len(ids)].clone(), self._trained)
 
@@ -273,12 +274,14 @@ class Executor:
     def sum_of_personal(self, round: int, message: Same | Each, ids: list[int]) -> Params:
         """The sum of the clients' personal models, weighted by their training rows."""
         self._deliver(message, len(ids))
-        n_groups = self._spread("sum", round, isinstance(message, Each), ids, self._n_steps(ids), 1)
+        n_groups = self._spread(
+            "sum", round, isinstance(message, Each), ids, self._n_steps(ids), 2 * tree.n_bytes(self.task.initial)
+        )
         return tree.map(lambda x: x[:n_groups].sum(0), self._sums)
 
     def _scored(self, kind: str, round: int, each: bool, ids: list[int]) -> dict[str, Tensor]:
         n_rows = [len(self.population.test[i]) + 1 for i in ids]
-        bytes_each = 2 * tree.n_bytes(self.task.initial)
+        bytes_each = 2 * tree.n_bytes(self.task.initial) + 2 * TEST_BATCH * self.task.row_bytes
         self._spread(kind, round, each, ids, n_rows, bytes_each)
         return tree.map(lambda x: x[: len(ids)].clone(), self._scores)
 

@@ -229,6 +229,21 @@ class Task:
             self.logits(self.initial, self.example.unsqueeze(0))
         return counter.get_total_flops()
 
+    @cached_property
+    def row_bytes(self) -> int:
+        """What the outputs of all layers take for one row: a measure of the memory of a forward pass."""
+        sizes: list[int] = []
+        hooks = [
+            module.register_forward_hook(lambda _module, _inputs, output: sizes.append(output.nbytes))
+            for module in self._inference.module.modules()
+            if not list(module.children())
+        ]
+        with torch.no_grad():
+            self.features(self.initial, self.example.unsqueeze(0))
+        for hook in hooks:
+            hook.remove()
+        return sum(sizes) + self.example.nbytes
+
     # Inference
 
     def features(self, params: Params, x: Tensor) -> Tensor:

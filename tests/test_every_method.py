@@ -63,6 +63,12 @@ def test_grouping_changes_nothing(name, monkeypatch):
     assert_same_state(wide, played(run_of(name), 3))
 
 
+def test_a_group_holds_no_more_clients_than_fit_the_memory(monkeypatch):
+    monkeypatch.setattr(execute, "GROUP_BYTES", 1000)
+    sizes = [len(group) for group in execute.groups([5] * 20, 1e-6, 300)]
+    assert max(sizes) <= 3 and sum(sizes) == 20
+
+
 @every_method
 @both_models
 def test_padding_changes_nothing(name, model):

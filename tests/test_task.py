@@ -135,6 +135,12 @@ def test_dropout_keeps_the_share_it_says():
     torch.testing.assert_close(z.max(), torch.tensor(1 / 0.7))
 
 
+def test_memory_of_a_row_counts_the_outputs_of_all_layers():
+    task = build(models.maker("cnn4", (1, 28, 28), 10), torch.zeros(1, 28, 28), 10, 0)
+    head = 512  # in the place of the head, what it reads passes through
+    assert task.row_bytes == 4 * (28 * 28 + 32 * 24 * 24 + 64 * 8 * 8 + 512 + head)
+
+
 def test_initial_weights_come_from_the_seed_alone():
     make = models.maker("mlp", (1, 8, 8), 10)
     torch.manual_seed(1)
