@@ -37,6 +37,18 @@ class TinyNorm(nn.Module):
         return self.head(self.drop(torch.tanh(self.second(self.hidden(x)))))
 
 
+class HarshNorm(TinyNorm):
+    """The same in double precision and with kinks: with batches of two rows, what enlarges rounding most."""
+
+    def __init__(self, shape: tuple[int, ...], n_classes: int) -> None:
+        super().__init__(shape, n_classes)
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.norm(self.conv(x))).flatten(1)
+        return self.head(self.drop(torch.relu(self.second(self.hidden(x)))))
+
+
 class TinyMlp(nn.Module):
     def __init__(self, shape: tuple[int, ...], n_classes: int) -> None:
         super().__init__()
@@ -47,7 +59,7 @@ class TinyMlp(nn.Module):
         return self.head(torch.relu(self.hidden(x.flatten(1))))
 
 
-MODELS = {"mlp": TinyMlp, "norm": TinyNorm}
+MODELS = {"mlp": TinyMlp, "norm": TinyNorm, "harsh": HarshNorm}
 
 
 def small_split(sizes: tuple[int, ...] = SIZES) -> partition.Split:
@@ -69,7 +81,7 @@ def small_split(sizes: tuple[int, ...] = SIZES) -> partition.Split:
 def task_of(model: str, seed: int) -> Task:
     """One task for all tests, so that its steps are traced once."""
     data = datasets.load("digits")
-    x = torch.from_numpy(data.x)
+    x = torch.from_numpy(data.x).to(torch.float64 if model == "harsh" else torch.float32)
     return build(lambda: MODELS[model](tuple(x.shape[1:]), 10), x[0], 10, seed)
 
 
@@ -78,8 +90,8 @@ def scene_of(method: str = "fedavg", model: str = "mlp", split: partition.Split 
     config = make_config({"method": method, "batch": 5, "lr": 0.1, "rounds": 3, **options})
     data = datasets.load("digits")
     split = split or small_split()
-    x, y = torch.from_numpy(data.x), torch.from_numpy(data.y)
     task = task_of(model, config.seed)
+    x, y = torch.from_numpy(data.x).to(task.example.dtype), torch.from_numpy(data.y)
     population = Population(x, y, split.train, split.test, 10, config.seed, task.smallest_batch)
     config = config.model_copy(update={"clients": len(split.train)})
     return Scene(config, choose(method, config.settings, config.solver()), task, population, split)

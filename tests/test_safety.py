@@ -18,5 +18,8 @@ def test_library_code_unpickles_nothing(path):
 
 
 def test_the_search_would_find_an_unsafe_line():
-    assert all(UNSAFE.search(line) for line in ("x = torch.load(f)", "import pickle", "np.load(f, allow_pickle=True)"))
+    assert all(
+        UNSAFE.search(line)
+        for line in ("x = torch" + ".load(f)", "import " + "pickle", "np.load(f, allow_pickle=True)")
+    )
     assert not UNSAFE.search("np.load(file, allow_pickle=False)")

@@ -78,10 +78,12 @@ class PFedLA(Method):
 
     def mixture(self, task, models, weights):
         layers = task.layers_in(models)
-        return {
-            name: (weights[:, layers.index(task.layer_of(name))] @ x.reshape(len(x), -1)).reshape(-1, *x.shape[1:])
-            for name, x in models.items()
-        }
+
+        def mixed(name, x):
+            shares = weights[:, layers.index(task.layer_of(name))].to(x.dtype)
+            return (shares @ x.reshape(len(x), -1)).reshape(-1, *x.shape[1:])
+
+        return {name: mixed(name, x) for name, x in models.items()}
 
     def send(self, task, server, ids):
         return Each(self.mixture(task, server.models, self.weights(tree.rows(server.mixers, ids), ids)))
