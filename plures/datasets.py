@@ -21,10 +21,12 @@ class Dataset(NamedTuple):
 
     name: str
     x: np.ndarray  # [row, ...], float32 ready for a model (images [channel, height, width]), or int64 tokens
-    y: np.ndarray  # [row], int64 labels from 0 to n_classes - 1
+    y: np.ndarray  # [row] or [row, position], int64 labels from 0 to n_classes - 1
     n_classes: int
     n_train: int  # rows of the train part; all of them if there is no test part
     client: np.ndarray | None  # [row], int64, the data's own client of each row, if it has any
+    n_tokens: int = 0  # how many different tokens x may hold; 0 when x is not tokens
+    client_names: tuple[str, ...] = ()  # of the data's own clients, if they have any
 
 
 class Source(NamedTuple):
@@ -71,7 +73,7 @@ def data_folder(data_dir: Path | None = None) -> Path:
 
 def check(dataset: Dataset) -> None:
     """Refuse a data set with lengths that differ, labels out of range or numbers that are not finite."""
-    name, x, y, n_classes, n_train, client = dataset
+    name, x, y, n_classes, n_train, client = dataset[:6]
     if len(y) == 0 or x.size == 0:
         raise DataError(f"{name}: x has shape {x.shape} and y has {len(y)} labels; at least one row is needed.")
     for key, column in (("y", y), ("client", client)):
@@ -266,7 +268,7 @@ def _read_npz(name: str, path: Path) -> Dataset:
 
 def _train_first(dataset: Dataset, is_test: np.ndarray) -> Dataset:
     """The data set with the rows that are not for testing first, each part in its order."""
-    name, x, y, n_classes, _, client = dataset
+    name, x, y, client = dataset.name, dataset.x, dataset.y, dataset.client
     if is_test.shape != y.shape or is_test.dtype.kind not in "biu" or not np.isin(is_test, (0, 1)).all():
         raise DataError(
             f"{name}: 'is_test' has shape {is_test.shape} and type {is_test.dtype}; "
@@ -276,7 +278,8 @@ def _train_first(dataset: Dataset, is_test: np.ndarray) -> Dataset:
     n_train = len(y) - int(is_test.sum())
     if n_train == 0:
         raise DataError(f"{name}: 'is_test' is 1 for all {len(y)} rows; at least one must be for training.")
-    return Dataset(name, x[order], y[order], n_classes, n_train, None if client is None else client[order])
+    client = None if client is None else client[order]
+    return dataset._replace(x=x[order], y=y[order], n_train=n_train, client=client)
 
 
 def _rows(name: str, x: np.ndarray) -> np.ndarray:

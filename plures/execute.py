@@ -62,8 +62,7 @@ class Population(NamedTuple):
         labels = self.y.numpy()
         for i, client in enumerate(ids):
             rows[i, : sizes[i]] = own[i]
-            if self.y.dim() == 1:
-                counts[i] = np.bincount(labels[self.train[client]], minlength=self.n_classes)
+            counts[i] = np.bincount(labels[self.train[client]].ravel(), minlength=self.n_classes)
         return Shard(
             self.x,
             self.y,

@@ -1,7 +1,9 @@
-"""The models, by name. Each takes the shape of a row and the number of classes.
+"""The models, by name. Each takes the shape of a row and the number of classes; models of text take
+the number of tokens too.
 
-A model's head is its last linear layer, and its layers are the modules that own tensors, unless
-the class says otherwise with `head_name` and `layer_names`.
+A model's head is its last linear layer, unless the class says otherwise with `head_name`. Its layers
+are the modules that own tensors; a deep model may group them with `block_names`, from the input to
+the head, for methods that count in blocks.
 """
 
 import importlib
@@ -120,7 +122,7 @@ class HnCnnBn(HnCnn):
     batch_norm = True
 
 
-MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
+MODELS: dict[str, Callable[..., nn.Module]] = {
     "mlp": Mlp,
     "cnn4": Cnn4,
     "rod-cnn": RodCnn,
@@ -129,21 +131,27 @@ MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
 }
 
 
-def maker(name: str, shape: Shape, n_classes: int) -> Callable[[], nn.Module]:
+def maker(name: str, shape: Shape, n_classes: int, n_tokens: int = 0) -> Callable[[], nn.Module]:
     """A function that makes the named model, or the user's own given as `module:Class`."""
-    if ":" not in name:
-        if name not in MODELS:
-            raise unknown("model", name, MODELS)
-        return lambda: MODELS[name](shape, n_classes)
+    made: Callable[..., nn.Module]
+    if ":" in name:
+        made = _imported(name)
+    elif name in MODELS:
+        made = MODELS[name]
+    else:
+        raise unknown("model", name, MODELS)
+    accepted = inspect.signature(made).parameters
+    known = {"shape": shape, "n_classes": n_classes, "n_tokens": n_tokens}
+    return lambda: made(**{key: value for key, value in known.items() if key in accepted})
+
+
+def _imported(name: str) -> Callable[..., nn.Module]:
     module_name, _, class_name = name.partition(":")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        made = getattr(importlib.import_module(module_name), class_name)
+        return getattr(importlib.import_module(module_name), class_name)
     except ImportError as error:
         raise UsageError(f"model {name!r}: cannot import {module_name!r} ({error}); is it in this folder?") from error
     except AttributeError as error:
         raise UsageError(f"model {name!r}: {module_name!r} has no {class_name!r}") from error
-    accepted = inspect.signature(made).parameters
-    known = {"shape": shape, "n_classes": n_classes}
-    return lambda: made(**{key: value for key, value in known.items() if key in accepted})

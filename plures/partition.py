@@ -24,6 +24,7 @@ class Split(NamedTuple):
 
     train: list[np.ndarray]
     test: list[np.ndarray]
+    labels: list[np.ndarray] | None = None  # each client's name for every class, where clients rename them
 
 
 class Partition(NamedTuple):
@@ -74,6 +75,17 @@ def make_split(dataset: Dataset, partition: str, n_clients: int, seed: int, test
     rng = generator(seed, "test rows")
     parts = [train_and_test(rows, dataset.y[rows], test_share, rng) for rows in clients]
     return Split([train for train, _ in parts], [test for _, test in parts])
+
+
+def relabelled(y: np.ndarray, split: Split) -> np.ndarray:
+    """The labels with every client's own names for the classes."""
+    if split.labels is None:
+        return y
+    new = y.copy()
+    for own, rows in zip(split.labels, zip(split.train, split.test, strict=True), strict=True):
+        for part in rows:
+            new[part] = own[y[part]]
+    return new
 
 
 # --- the partitions ---

@@ -52,8 +52,8 @@ def set_scene(config: Config, split: partition.Split | None = None) -> Scene:
         split = partition.read_split(Path(config.split), len(data.y))
     if split is None:
         split = partition.make_split(data, config.partition, config.clients, config.seed, config.test_share)
-    x, y = torch.from_numpy(data.x), torch.from_numpy(data.y)
-    task = _task(config, x[0], data.n_classes)
+    x, y = torch.from_numpy(data.x), torch.from_numpy(partition.relabelled(data.y, split))
+    task = _task(config, x[0], data.n_classes, data.n_tokens)
     population = Population(x, y, split.train, split.test, data.n_classes, config.seed, task.smallest_batch)
     if not population.eligible():
         raise DataError("no client has a row to train on; choose fewer clients or another partition")
@@ -64,12 +64,13 @@ def set_scene(config: Config, split: partition.Split | None = None) -> Scene:
 _tasks: dict[tuple[Any, ...], Task] = {}
 
 
-def _task(config: Config, example: Tensor, n_classes: int) -> Task:
+def _task(config: Config, example: Tensor, n_classes: int, n_tokens: int) -> Task:
     """The model as a task. Tasks of named models are kept: steps traced for one serve all runs that share it."""
-    key = (config.model, tuple(example.shape), n_classes, config.seed)
+    key = (config.model, tuple(example.shape), n_classes, n_tokens, config.seed)
     if key in _tasks:
         return _tasks[key]
-    task = build(models.maker(config.model, tuple(example.shape), n_classes), example, n_classes, config.seed)
+    make = models.maker(config.model, tuple(example.shape), n_classes, n_tokens)
+    task = build(make, example, n_classes, config.seed)
     if ":" not in config.model:
         _tasks[key] = task
     return task

@@ -182,6 +182,7 @@ class Task:
         }
         self.head = _find_head(module, n_classes)
         self.layers = _find_layers(module, self.head)
+        self.blocks = _find_blocks(module, self.layers)
         self._batch_norms = [name for name, m in module.named_modules() if isinstance(m, _BatchNorm)]
         self._norms = self._batch_norms + [
             name for name, m in module.named_modules() if isinstance(m, (nn.GroupNorm, nn.LayerNorm))
@@ -193,6 +194,7 @@ class Task:
         self._inference = _Body(copy.deepcopy(body).eval(), names)
         self._training = _Body(body.train(), names)
         self._layer_of = {name: layer for layer, names in self.layers.items() for name in names}
+        self._block_of = {name: block for block, names in self.blocks.items() for name in names}
         self._check(module)
 
     # Parts
@@ -216,6 +218,15 @@ class Task:
         """The layers that these tensors belong to, from the input to the head."""
         present = {self._layer_of[name] for name in names}
         return [layer for layer in self.layers if layer in present]
+
+    def block_of(self, name: str) -> str:
+        """The block that a tensor belongs to: a group of layers that the model declares, or else its layer."""
+        return self._block_of[name]
+
+    def blocks_in(self, names: Iterable[str]) -> list[str]:
+        """The blocks that these tensors belong to, from the input to the head."""
+        present = {self._block_of[name] for name in names}
+        return [block for block in self.blocks if block in present]
 
     @property
     def smallest_batch(self) -> int:
@@ -332,23 +343,28 @@ def _find_head(module: nn.Module, n_classes: int) -> str:
 
 
 def _find_layers(module: nn.Module, head: str) -> dict[str, tuple[str, ...]]:
-    """Layer -> its tensors: modules that own tensors, or the declared groups, in their order; the head is last."""
-    wanted = list(module.state_dict())
+    """Layer -> its tensors: the modules that own tensors, in their order; the head is last."""
     own = {name for name, _ in module.named_parameters()}
-    tensors = [name for name in wanted if name in own or tree.is_statistic(name)]
-    declared: list[str] | None = getattr(module, "layer_names", None)
     layers: dict[str, list[str]] = {}
-    for name in tensors:
-        layer = name.rpartition(".")[0] or "model"
-        if declared is not None:
-            inside = [group for group in declared if name.startswith(group + ".")]
-            if not inside:
-                raise UsageError(f"the model's layer_names leave out {name!r}; name a layer that holds it")
-            layer = inside[0]
-        layers.setdefault(layer, []).append(name)
-    top = next(layer for layer, names in layers.items() if head + ".weight" in names)
-    layers[top] = layers.pop(top)
+    for name in module.state_dict():
+        if name in own or tree.is_statistic(name):
+            layers.setdefault(name.rpartition(".")[0] or "model", []).append(name)
+    layers[head] = layers.pop(head)
     return {layer: tuple(names) for layer, names in layers.items()}
+
+
+def _find_blocks(module: nn.Module, layers: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """Block -> its tensors: the groups of layers that the model declares in their order, or else the layers."""
+    declared: list[str] | None = getattr(module, "block_names", None)
+    if declared is None:
+        return layers
+    blocks: dict[str, tuple[str, ...]] = {block: () for block in declared}
+    for layer, names in layers.items():
+        inside = [block for block in declared if layer == block or layer.startswith(block + ".")]
+        if not inside:
+            raise UsageError(f"the model's block_names leave out {layer!r}; name a block that holds it")
+        blocks[inside[0]] += names
+    return blocks
 
 
 def build(make: Callable[[], nn.Module], example: Tensor, n_classes: int, seed: int) -> Task:

@@ -50,9 +50,9 @@ def test_head_is_the_last_linear_layer_and_a_layer_is_a_module():
     assert task.is_batch_norm("norm2.running_var") and not task.is_batch_norm("conv2.weight")
 
 
-def test_declared_head_and_layers_are_taken():
+def test_declared_head_and_blocks_are_taken():
     class Declared(nn.Module):
-        head_name, layer_names = "last", ["body", "last"]
+        head_name, block_names = "last", ["body", "last"]
 
         def __init__(self):
             super().__init__()
@@ -63,7 +63,9 @@ def test_declared_head_and_layers_are_taken():
             return self.last(self.body(x))
 
     task = Task(Declared(), torch.zeros(5), 3)
-    assert task.head == "last" and list(task.layers) == ["body", "last"] and len(task.layers["body"]) == 4
+    assert task.head == "last" and list(task.layers) == ["body.0", "body.2", "last"]
+    assert list(task.blocks) == ["body", "last"] and len(task.blocks["body"]) == 4
+    assert task.blocks_in(["last.bias", "body.2.weight"]) == ["body", "last"]
 
 
 def test_logits_are_those_of_the_module():

@@ -27,7 +27,7 @@ class Ala(Part):
 
     eta: float = setting(1.0, "step size of the blend", least=0)
     s: float = setting(80.0, "percent of the client's rows that the blend is learned on", least=0, most=100)
-    p: int = setting(1, "how many upper layers are blended; the lower ones are taken as received", least=0)
+    p: int = setting(1, "how many upper layers (or blocks) are blended; the lower ones are taken as received", least=0)
     threshold: float = setting(0.01, "first stage: stop when the loss of the last 10 epochs spreads less", least=0)
     cap: int = setting(100, "first stage: stop after so many epochs in any case", least=1)
     loss_stat: str = setting(
@@ -42,9 +42,9 @@ class Ala(Part):
     def upper(self, task, received):
         """The trainable names of the upper layers among what is received."""
         names = list(tree.trainable(received))
-        layers = task.layers_in(names)
-        chosen = layers[max(0, len(layers) - self.p) :]
-        return [name for name in names if task.layer_of(name) in chosen]
+        blocks = task.blocks_in(names)
+        chosen = blocks[max(0, len(blocks) - self.p) :]
+        return [name for name in names if task.block_of(name) in chosen]
 
     def init_client(self, task, params):
         shared = self.host.shared(task, params)
