@@ -25,7 +25,7 @@ def choose(spec: str, settings: dict[str, Any], solver: Solver) -> Method:
         if part not in PARTS:
             raise unknown("worn part", part, PARTS)
         method = _with(PARTS[part](host=method), own, spec)
-    return with_solver(_with(method, settings, spec), solver)
+    return _with(method, settings, spec).with_solver(solver)
 
 
 def chain(method: Method) -> Iterator[Method]:
@@ -52,14 +52,6 @@ def setting_fields(method: Method) -> dict[str, dataclasses.Field[Any]]:
         for field in settings_of(type(layer)):
             found.setdefault(field.name, field)
     return found
-
-
-def with_solver(method: Method, solver: Solver) -> Method:
-    changes: dict[str, Any] = {"solver": solver}
-    host = getattr(method, "host", None)
-    if host is not None:
-        changes["host"] = with_solver(host, solver)
-    return dataclasses.replace(method, **changes)
 
 
 def doc(name: str) -> str:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from . import seeds, tree
-from .errors import RunFailed
+from .errors import RunFailed, UsageError
 from .fit import measure
 from .method import Each, Method, Same
 from .shard import Shard, batches_an_epoch
@@ -49,6 +49,22 @@ class Population(NamedTuple):
     def eligible(self) -> list[int]:
         """The clients that have rows to train on; the others sit out."""
         return [i for i, rows in enumerate(self.train) if len(rows)]
+
+    def with_public(self, n_each: int) -> tuple["Population", np.ndarray]:
+        """The clients without n rows of each class, drawn from all of them, and these rows.
+
+        No client gives its first row, so that none is left without any.
+        """
+        if self.y.dim() != 1:
+            raise UsageError("this method needs some public rows of each class; rows with several labels have none")
+        rng, labels = seeds.generator(self.seed, "public rows"), self.y.numpy()
+        spare = np.concatenate([rows[1:] for rows in self.train])
+        public = []
+        for label in range(self.n_classes):
+            rows = spare[labels[spare] == label]
+            public.append(rng.choice(rows, min(n_each, len(rows)), replace=False))
+        taken = np.sort(np.concatenate(public))
+        return self._replace(train=[rows[~np.isin(rows, taken)] for rows in self.train]), taken
 
     def sizes(self) -> Tensor:
         return torch.tensor([len(rows) for rows in self.train])

@@ -46,6 +46,14 @@ class Solver:
     def for_steps(self, steps: int) -> "Solver":
         return dataclasses.replace(self, steps=steps)
 
+    def plain(self, lr: float) -> "Solver":
+        """Gradient steps of one size and nothing else, for the same number of epochs or steps."""
+        return dataclasses.replace(self, kind="sgd", lr=lr, momentum=0.0, weight_decay=0.0, decay=1.0)
+
+    def rate(self, round: Tensor) -> Tensor:
+        """The learning rate of a round."""
+        return self.lr * self.decay**round
+
 
 @dataclass(frozen=True)
 class Plateau:
@@ -98,6 +106,37 @@ def measure(fn: Callable[..., Tree], params: Tree, shard: Shard, batch: int, giv
     job = _Job(_measure, on_batch, Solver(batch=batch), "epochs", None, nothing, spec, 0, len(leaves), found)
     out = _Loop.apply(job, *leaves, *shard, torch.tensor(1))
     return tree.unflatten(out, found.spec)
+
+
+def descend(loss: Callable[[Tree], Tensor], params: Tree, lr: float | Tensor, steps: int = 1) -> Tree:
+    """Some plain gradient steps on one batch, inside an objective; what comes out can be differentiated."""
+    for _ in range(steps):
+        params = step_down(params, torch.func.grad(loss)(params), lr)
+    return params
+
+
+def step_down(params: Tree, slopes: Tree, lr: float | Tensor) -> Tree:
+    """One gradient step; statistics of BatchNorm are left as they are."""
+    leaves, spec = tree.flatten(params)
+    stay = tree.are_statistics(params)
+    moved = [x if s else x - lr * g for x, g, s in zip(leaves, tree.leaves_like(params, slopes), stay, strict=True)]
+    return tree.unflatten(moved, spec)
+
+
+def paced(params: Tree, factor: float) -> Tree:
+    """The same values, which learn `factor` times as fast as the solver says."""
+    return tree.map(lambda x: x + (factor - 1) * (x - x.detach()), params)
+
+
+def sloped(value: Tree, slopes: Tree) -> Tensor:
+    """Zero, whose gradient with respect to `value` is `slopes`."""
+    pairs = zip(tree.leaves(value), tree.leaves_like(value, slopes), strict=True)
+    return sum(((x - x.detach()) * g.detach()).sum() for x, g in pairs)  # type: ignore[return-value]
+
+
+def recorded(old: Tree, new: Tree) -> Tensor:
+    """Zero; with it in an objective, `old`, which stands under `recorded`, becomes `new` by the step."""
+    return sloped(old, tree.sub(old, new))
 
 
 class _Found:

@@ -1,9 +1,9 @@
 """Method: frozen settings and a few pure functions. As it stands here, it is FedAvg.
 
-Client functions (`init_client`, `train`, `personalize`, `predict`) are written for one client and
-never see the client axis. Server functions (`init_server`, `send`, `merge`, `generic`) are written
-for a cohort: row i belongs to client `ids[i]`. So the same text runs for one client after another,
-vectorised over many, and on a real network.
+Client functions (`init_client`, `train`, `personalize`, `predict`, `adapt`) are written for one client
+and never see the client axis. Server functions (`init_server`, `send`, `merge`, `generic`,
+`newcomer`) are written for a cohort: row i belongs to client `ids[i]`. So the same text runs for one
+client after another, vectorised over many, and on a real network.
 
 State is data: a tree of tensors comes in, a new one goes out. What travels is a dict, so that it
 names itself on the wire; what stays is a NamedTuple, so that a typing slip is caught at home.
@@ -19,9 +19,9 @@ from torch import Tensor
 
 from . import tree
 from .errors import UsageError
-from .fit import Solver, fit
+from .fit import Fitted, Solver, fit
 from .shard import Shard
-from .task import Batch, Task
+from .task import Batch, Task, cross_entropy
 from .tree import Params, Tree
 
 Metrics = dict[str, Tensor]
@@ -48,6 +48,19 @@ class Federation(NamedTuple):
     @property
     def n_clients(self) -> int:
         return len(self.sizes)
+
+
+class Schedule(NamedTuple):
+    """What everybody knows of a run before it begins."""
+
+    n_clients: int = 1
+    rounds: int = 1
+    participation: float = 1.0  # share of clients in a round
+
+    @property
+    def turns(self) -> float:
+        """In how many rounds a client is expected to take part."""
+        return max(1.0, self.rounds * self.participation)
 
 
 class Pull(NamedTuple):
@@ -108,16 +121,29 @@ class Method:
     """Clients train the received model; the server takes the mean, weighted by rows."""
 
     solver: Solver = Solver()
+    schedule: Schedule = Schedule()
 
     turns: ClassVar[Literal["drawn", "in turn"]] = "drawn"  # how the clients of a round are chosen
+    refuses: ClassVar[dict[str, str]] = {}  # worn parts that make no sense around it, and why
 
     def __post_init__(self) -> None:
         for field in settings_of(type(self)):
             _check_setting(type(self).__name__, field, getattr(self, field.name))
 
+    @property
+    def public_rows(self) -> int:
+        """How many rows of each class it needs that everybody may see: `task.public`."""
+        return 0
+
     def shared(self, task: Task, params: Params) -> Params:
-        """The part of a model that travels."""
+        """The part of a model that travels; of a message, that part without what else is in it."""
         return params
+
+    def with_solver(self, solver: Solver) -> "Method":
+        return dataclasses.replace(self, solver=solver)
+
+    def with_schedule(self, schedule: Schedule) -> "Method":
+        return dataclasses.replace(self, schedule=schedule)
 
     # Server: row i belongs to client ids[i]
 
@@ -127,11 +153,19 @@ class Method:
     def send(self, task: Task, server: Tree, ids: Tensor) -> Same | Each:
         return Same(server)
 
+    def serve(self, task: Task, server: Tree, ids: Tensor) -> Same | Each:
+        """What clients make their own models from: as sent, unless they train on something else."""
+        return self.send(task, server, ids)
+
     def merge(self, task: Task, server: Tree, ids: Tensor, uploads: Tree, sizes: Tensor) -> Tree:
         return tree.mean(uploads, sizes)
 
     def generic(self, task: Task, server: Tree) -> Params | None:
         """The one model for all; None when there is none but the mean of the personal ones."""
+        return server
+
+    def newcomer(self, task: Task, server: Tree) -> Tree:
+        """What a client that has not taken part is sent."""
         return server
 
     # One client
@@ -148,7 +182,7 @@ class Method:
             return pulled(task.loss(params, batch), params, pulls)
 
         fitted = fit(objective, worn.begin(received), shard, self.solver, given=(worn.pulls,))
-        return client, fitted.params, {"loss": fitted.loss}
+        return client, fitted.params, {"loss": fitted.loss, "steps": fitted.steps}
 
     def local_model(self, task: Task, received: Tree, client: Tree) -> Params:
         """The whole model that local training begins from: the received part and what the client kept."""
@@ -161,14 +195,37 @@ class Method:
     def predict(self, task: Task, personal: Tree, x: Tensor) -> Tensor:
         return task.logits(personal, x)
 
+    def adapt(self, task: Task, received: Tree, shard: Shard, epochs: int) -> Tree:
+        """The own model of a client that has not taken part, after so many epochs on its rows.
+
+        With no epoch there must be no look at a row; the numbers of rows of each class are known.
+        """
+        client = self.init_client(task, task.initial)
+        model = task.initial | self.local_model(task, received, client)  # what never travels is as at the start
+        return fine_tuned(task, model, shard, self.solver, epochs)
+
     @property
     def scored(self) -> str:
         """Which model `personalize` gives, in a word."""
         return "global"
 
-    def n_bytes(self, message: Tree, upload: Tree) -> tuple[int, int]:
+    def n_bytes(self, task: Task, message: Tree, upload: Tree) -> tuple[int, int]:
         """Bytes down to and up from one client."""
         return tree.n_bytes(message), tree.n_bytes(upload)
+
+
+def fine_tuned(task: Task, params: Params, shard: Shard, solver: Solver, epochs: int) -> Params:
+    """A whole model after plain training on a client's rows."""
+    return fit(task.loss, params, shard, solver.for_epochs(epochs)).params
+
+
+def fitted_head(task: Task, head: Params, body: Params, shard: Shard, solver: Solver, epochs: int) -> Fitted:
+    """A head after some epochs on a fixed body in inference mode, so that its statistics do not move."""
+
+    def loss(head: Params, batch: Batch, body: Params) -> Tensor:
+        return cross_entropy(task.classify(head, task.features(body, batch.x)), batch)
+
+    return fit(loss, head, shard, solver.for_epochs(epochs), given=(body,))
 
 
 def weights_setting(default: str = "samples") -> Any:

@@ -17,6 +17,7 @@ from .errors import DataError, UsageError, unknown
 from .seeds import generator
 
 _LEAST = 40  # rows that the dirichlet partition gives to every client, if there are enough
+_CLIENTS = 20  # if nobody says how many
 
 
 class Split(NamedTuple):
@@ -27,6 +28,10 @@ class Split(NamedTuple):
     labels: list[np.ndarray] | None = None  # each client's name for every class, where clients rename them
 
 
+def _positive(value: float) -> bool:
+    return value > 0
+
+
 class Partition(NamedTuple):
     """A way to deal rows to clients."""
 
@@ -34,8 +39,10 @@ class Partition(NamedTuple):
     needs_value: bool
     value_help: str
     make: Callable[[Dataset, int, Any, np.random.Generator], list[np.ndarray]]
-    counts: bool = False  # the value is a whole number from 1
+    allows: Callable[[float], bool] = _positive  # which finite values
     keeps_test: bool = False  # the data set's own test part, if there is one, is what clients are tested on
+    n_clients: Callable[[Dataset], int] = lambda data: _CLIENTS  # if nobody says how many
+    finish: Callable[[Dataset, Split, Any, np.random.Generator], Split] | None = None  # done to the rows once dealt
 
 
 def parse(text: str) -> tuple[str, float | None]:
@@ -52,29 +59,43 @@ def parse(text: str) -> tuple[str, float | None]:
         value = float(given)
     except ValueError:
         value = math.nan
-    if not 0 < value < math.inf or (kind.counts and value != int(value)):
+    if not math.isfinite(value) or not kind.allows(value):
         raise UsageError(f"partition {text!r}: {name} needs {kind.value_help}.")
     return name, value
 
 
-def make_split(dataset: Dataset, partition: str, n_clients: int, seed: int, test_share: float = 0.25) -> Split:
-    """Deal the rows to clients, then set aside a share of each client's rows of each label for testing."""
+def make_split(dataset: Dataset, partition: str, n_clients: int | None, seed: int, test_share: float = 0.25) -> Split:
+    """Deal the rows to clients, then set aside a share of each client's rows of each label for testing.
+
+    Without a number of clients there are 20, or with `natural` all that the data has.
+    """
     name, value = parse(partition)
+    kind = PARTITIONS[name]
+    if n_clients is None:
+        n_clients = kind.n_clients(dataset)
     if n_clients < 1:
         raise UsageError(f"the number of clients is {n_clients}; it must be at least 1.")
     if not 0 < test_share < 1:
         raise UsageError(f"the share of rows for testing is {test_share}; it must be more than 0 and less than 1.")
-    kind = PARTITIONS[name]
     clients = kind.make(dataset, n_clients, value, generator(seed, "partition"))
     if kind.keeps_test and dataset.n_train < len(dataset.y):
-        is_train = [rows < dataset.n_train for rows in clients]
-        return Split(
-            [rows[here] for rows, here in zip(clients, is_train, strict=True)],
-            [rows[~here] for rows, here in zip(clients, is_train, strict=True)],
-        )
-    rng = generator(seed, "test rows")
-    parts = [train_and_test(rows, dataset.y[rows], test_share, rng) for rows in clients]
-    return Split([train for train, _ in parts], [test for _, test in parts])
+        parts = [(rows[rows < dataset.n_train], rows[rows >= dataset.n_train]) for rows in clients]
+    else:
+        rng = generator(seed, "test rows")
+        parts = [train_and_test(rows, dataset.y[rows], test_share, rng) for rows in clients]
+    split = Split([train for train, _ in parts], [test for _, test in parts])
+    return split if kind.finish is None else kind.finish(dataset, split, value, generator(seed, name))
+
+
+def names_of_clients(dataset: Dataset, split: Split) -> tuple[str, ...]:
+    """The names of the data's own clients, if each client of the split is one of them; else none."""
+    if dataset.client is None:
+        return ()
+    found = [np.unique(dataset.client[np.concatenate(rows)]) for rows in zip(split.train, split.test, strict=True)]
+    own = [int(ids[0]) for ids in found if len(ids) == 1]
+    if len(set(own)) < len(found):
+        return ()
+    return tuple(dataset.client_names[client] if dataset.client_names else str(client) for client in own)
 
 
 def relabelled(y: np.ndarray, split: Split) -> np.ndarray:
@@ -172,17 +193,12 @@ def labels(y: np.ndarray, n_clients: int, k: int, rng: np.random.Generator) -> l
     """
     classes = _rows_of_classes(y, rng)
     _check_k("labels", k, len(classes))
-    takers: list[list[int]] = [[] for _ in classes]
-    used = np.zeros(len(classes), np.int64)
-    for client in range(n_clients):
-        chosen = np.lexsort((rng.random(len(classes)), used))[:k]  # the least used, so that all stay within one
-        used[chosen] += 1
-        for c in chosen:
-            takers[c].append(client)
+    has = _classes_in_turn(n_clients, k, len(classes), rng)
+    takers = [np.flatnonzero(has[:, c]) for c in range(len(classes))]
     share = min(
         _equal_part("labels", y[rows[0]], len(rows), len(clients))
         for rows, clients in zip(classes, takers, strict=True)
-        if clients
+        if len(clients)
     )
     if k * share < 2:
         raise UsageError(
@@ -190,8 +206,97 @@ def labels(y: np.ndarray, n_clients: int, k: int, rng: np.random.Generator) -> l
         )
     owner = np.full(len(y), -1, np.int64)
     for rows, clients in zip(classes, takers, strict=True):
-        owner[rows[: share * len(clients)]] = np.repeat(np.array(clients, np.int64), share)
+        owner[rows[: share * len(clients)]] = np.repeat(clients, share)
     return _rows_of_clients(owner, n_clients)
+
+
+def main(y: np.ndarray, n_clients: int, k: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """All classes for every client, of which k main ones make 60 % of its rows; equal sizes, as in pFedLA.
+
+    A client has as many rows of each of its main classes as of the others among them, give or take one,
+    and so it is with the classes that are not. The numbers of clients that two classes are main for
+    differ by at most one. Clients are as large as the rows of the classes allow; the rest is not used.
+    """
+    classes = _rows_of_classes(y, rng)
+    if not 0 < 5 * k < 3 * len(classes):
+        raise UsageError(
+            f"main:{k} asks for {k} classes that make 60 % of a client's rows, each with more than any other class; "
+            f"the data has {len(classes)} classes. Use at most {(3 * len(classes) - 1) // 5}."
+        )
+    is_main = _classes_in_turn(n_clients, k, len(classes), rng)
+    supply = np.array([len(rows) for rows in classes])
+    counts = _main_counts(is_main, k, supply)
+    if counts is None:
+        raise UsageError(
+            f"main:{k} cannot give each of {n_clients} clients rows of all {len(classes)} classes, 60 % of them from {k}: "
+            f"the smallest class has {supply.min()} rows. Use fewer clients or more main classes."
+        )
+    owner = np.full(len(y), -1, np.int64)
+    for c, rows in enumerate(classes):
+        owner[rows[: counts[:, c].sum()]] = np.repeat(np.arange(n_clients), counts[:, c])
+    return _rows_of_clients(owner, n_clients)
+
+
+def natural(dataset: Dataset, n_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """The data's own clients, or some of them at random, in their order.
+
+    Only those with rows in the train part count: the others could not take part in training. Rows of
+    clients that were not drawn are not used.
+    """
+    own, of_row = _own_clients(dataset)
+    if n_clients > len(own):
+        raise UsageError(
+            f"natural cannot make {n_clients} clients: {dataset.name} has {len(own)} with rows to train on. "
+            f"Use at most {len(own)}, or leave out the number to have them all."
+        )
+    chosen = np.sort(rng.choice(own, n_clients, replace=False))
+    place = np.searchsorted(chosen, of_row).clip(max=n_clients - 1)
+    return _rows_of_clients(np.where(chosen[place] == of_row, place, -1), n_clients)
+
+
+def renamed(dataset: Dataset, split: Split, zeta: float, rng: np.random.Generator) -> Split:
+    """Give a share 1 - zeta of the clients, at random, names of their own for the classes, as in AFML.
+
+    So the same row can have another label at another client. zeta = 1 changes nothing; zeta = 0 makes all
+    clients differ.
+    """
+    n_clients = len(split.train)
+    n_renamed = int((1 - zeta) * n_clients + 0.5 + 1e-9)  # 0.1 * 5 may come as 0.4999...
+    if n_renamed == 0:
+        return split
+    names = [np.arange(dataset.n_classes) for _ in range(n_clients)]
+    for client in rng.permutation(n_clients)[:n_renamed]:
+        names[client] = rng.permutation(dataset.n_classes)
+    return split._replace(labels=names)
+
+
+def thinned(dataset: Dataset, split: Split, ratio: float, rng: np.random.Generator) -> Split:
+    """Leave out training rows, so that the first class has `ratio` times the rows of the last, as in Fed-RoD.
+
+    From class to class the number falls by the same factor. It is as large as the classes allow, at least
+    one row each. A client keeps its share of each class. Test rows all stay, so tests are as balanced as
+    the data is.
+    """
+    owner = np.full(len(dataset.y), -1, np.int64)
+    for client, rows in enumerate(split.train):
+        owner[rows] = client
+    dealt = np.flatnonzero(owner >= 0)
+    classes = [dealt[rows] for rows in _rows_of_classes(dataset.y[dealt], rng)]
+    factors = ratio ** -(np.arange(len(classes)) / max(len(classes) - 1, 1))
+    supply = np.array([len(rows) for rows in classes])
+    with np.errstate(over="ignore"):  # a class of which any number is enough
+        most = (supply / factors).min()  # rows of the first class
+    wanted = np.maximum((most * factors + 1e-9).astype(np.int64), 1)
+    for rows, n_rows in zip(classes, wanted, strict=True):
+        rows = rows[np.argsort(owner[rows], kind="stable")]
+        # Evenly over the rows in the order of their clients: as if the fewer rows were cut at the same shares.
+        ends = np.arange(len(rows) + 1) * n_rows // len(rows)
+        owner[rows[np.diff(ends) == 0]] = -1
+    return split._replace(train=_rows_of_clients(owner, len(split.train)))
+
+
+def _count(value: float) -> bool:
+    return value >= 1 and value == int(value)
 
 
 PARTITIONS: dict[str, Partition] = {
@@ -219,14 +324,46 @@ PARTITIONS: dict[str, Partition] = {
         True,
         "a whole number of classes from 1, e.g. pathological:2",
         lambda data, n, value, rng: pathological(data.y, n, int(value), rng),
-        counts=True,
+        allows=_count,
     ),
     "labels": Partition(
         "labels:K, K classes a client at random, equal sizes",
         True,
         "a whole number of classes from 1, e.g. labels:2",
         lambda data, n, value, rng: labels(data.y, n, int(value), rng),
-        counts=True,
+        allows=_count,
+    ),
+    "main": Partition(
+        "main:K, all classes for every client, 60 % of its rows from K of them; equal sizes",
+        True,
+        "a whole number of classes from 1, e.g. main:2",
+        lambda data, n, value, rng: main(data.y, n, int(value), rng),
+        allows=_count,
+    ),
+    "relabel": Partition(
+        "relabel:ZETA, dirichlet:0.5 where a share 1 - ZETA of the clients have names of their own for the classes",
+        True,
+        "a number from 0 (all clients rename) to 1 (none does), e.g. relabel:0.5",
+        lambda data, n, value, rng: dirichlet(data.y, n, 0.5, rng),
+        allows=lambda value: 0 <= value <= 1,
+        finish=renamed,
+    ),
+    "longtail": Partition(
+        "longtail:RATIO, dirichlet-class:0.3 with RATIO times as many training rows of the first class as of the last",
+        True,
+        "a number from 1, e.g. longtail:10",
+        lambda data, n, value, rng: dirichlet_class(data.y, n, 0.3, rng, data.n_train),
+        allows=lambda value: value >= 1,
+        keeps_test=True,
+        finish=thinned,
+    ),
+    "natural": Partition(
+        "the data's own clients: all, or as many as --clients says, at random",
+        False,
+        "no value",
+        lambda data, n, value, rng: natural(data, n, rng),
+        keeps_test=True,
+        n_clients=lambda data: len(_own_clients(data)[0]),
     ),
 }
 
@@ -259,8 +396,61 @@ def _equal_part(name: str, label: int, n_rows: int, n_takers: int) -> int:
     return n_rows // n_takers
 
 
+def _own_clients(dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
+    """The data's own clients that have rows to train on, ascending, and the client of each row."""
+    if dataset.client is None:
+        raise UsageError(
+            f"natural needs data with clients of its own, and {dataset.name} has none. Use another partition, "
+            "e.g. dirichlet:0.1, or data that says whose each row is."
+        )
+    return np.unique(dataset.client[: dataset.n_train]), dataset.client
+
+
+def _classes_in_turn(n_clients: int, k: int, n_classes: int, rng: np.random.Generator) -> np.ndarray:
+    """[client, class]: k classes for each client, at random among those that the fewest have."""
+    has = np.zeros((n_clients, n_classes), bool)
+    used = np.zeros(n_classes, np.int64)
+    for client in range(n_clients):
+        chosen = np.lexsort((rng.random(n_classes), used))[:k]  # the least used, so that all stay within one
+        used[chosen] += 1
+        has[client, chosen] = True
+    return has
+
+
+def _main_counts(is_main: np.ndarray, k: int, supply: np.ndarray) -> np.ndarray | None:
+    """[client, class]: how many rows each client has of each class if clients are as large as can be.
+
+    None if there are too few rows for clients with a row of each class.
+    """
+    n_clients, n_classes = is_main.shape
+    n_others = n_classes - k
+    shares = np.where(is_main, 0.6 / k, 0.4 / n_others).sum(0)  # rows of each class for each row of a client
+    largest = int(min((supply + n_clients) / shares))  # rounding spares a client less than one row of a class
+    for size in range(largest, n_classes - 1, -1):
+        of_main = (6 * size + 5) // 10
+        base, more = divmod(of_main, k)
+        base_others, more_others = divmod(size - of_main, n_others)
+        counts = np.where(is_main, base, base_others)
+        left = supply - counts.sum(0)
+        if min(base, base_others) < 1 or left.min() < 0:
+            continue
+        for client in range(n_clients):
+            for mine, n in ((is_main[client], more), (~is_main[client], more_others)):
+                chosen = np.argsort(np.where(mine, -left, supply.max() + 1), kind="stable")[:n]  # most is left of these
+                counts[client, chosen] += 1
+                left[chosen] -= 1
+        if left.min() >= 0:
+            return counts
+    return None
+
+
 def _rows_of_classes(y: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
     """The rows of each class that has any, in the order of the classes, each shuffled."""
+    if y.ndim > 1:
+        raise UsageError(
+            f"each row of the data has {y.shape[1]} labels, so that rows cannot be dealt by their class. "
+            "Use the partition natural or iid."
+        )
     order = rng.permutation(len(y))
     order = order[np.argsort(y[order], kind="stable")]
     return np.split(order, np.flatnonzero(np.diff(y[order])) + 1)
@@ -321,10 +511,12 @@ def train_and_test(
     """Split the rows of a client, with labels `y`: a share of each label for testing, by largest remainder.
 
     At least one row is for testing and one for training; a single row is for training. While it can be
-    helped, no label loses its last row for training.
+    helped, no label loses its last row for training. Rows with a label for each position are all alike.
     """
     if len(rows) < 2:
         return rows, rows[:0]
+    if y.ndim > 1:
+        y = np.zeros(len(rows), np.int64)
     wanted = min(max(round(test_share * len(rows)), 1), len(rows) - 1)
     order = rng.permutation(len(rows))
     order = order[np.argsort(y[order], kind="stable")]
@@ -344,11 +536,15 @@ def train_and_test(
 
 
 def split_to_json(split: Split) -> str:
-    """The text of a split file: {"train": [[row, ...], ...], "test": [...]}, one list a client."""
-    return json.dumps({part: [rows.tolist() for rows in lists] for part, lists in split._asdict().items()}) + "\n"
+    """The text of a split file: {"train": [[row, ...], ...], "test": [...]}, one list a client.
+
+    If clients have names of their own for the classes, there is also "labels": [[name of class 0, ...], ...].
+    """
+    parts = {part: lists for part, lists in split._asdict().items() if lists is not None}
+    return json.dumps({part: [rows.tolist() for rows in lists] for part, lists in parts.items()}) + "\n"
 
 
-def read_split(path: Path, n_rows: int) -> Split:
+def read_split(path: Path, n_rows: int, n_classes: int) -> Split:
     """The split in a file, for a data set of `n_rows` rows (those of its train part, then those of its test part)."""
     try:
         content = json.loads(path.read_text("utf-8"))
@@ -357,7 +553,7 @@ def read_split(path: Path, n_rows: int) -> Split:
     except (ValueError, RecursionError) as error:
         raise DataError(f"split file {path} is not JSON: {error}.") from error
     shape = 'it must be {"train": [[row, ...], ...], "test": [[row, ...], ...]}, one list of rows a client'
-    if not isinstance(content, dict) or set(content) != {"train", "test"}:
+    if not isinstance(content, dict) or set(content) - {"labels"} != {"train", "test"}:
         got = f"the keys {sorted(content)}" if isinstance(content, dict) else f"a {type(content).__name__}"
         raise DataError(f"split file {path} holds {got}; {shape}.")
     for part, clients in content.items():
@@ -369,6 +565,7 @@ def read_split(path: Path, n_rows: int) -> Split:
             f"split file {path} has {n_train} clients in 'train' and {n_test} in 'test'; "
             "there must be as many, and at least one."
         )
+    names = content.pop("labels", None)
     user: dict[int, str] = {}  # who uses the row
     for part, clients in content.items():
         for client, rows in enumerate(clients):
@@ -383,4 +580,20 @@ def read_split(path: Path, n_rows: int) -> Split:
                     raise DataError(f"split file {path}: row {row} is in {user[row]} and in {here}; use each row once.")
                 user[row] = here
     train, test = ([np.array(sorted(rows), np.int64) for rows in content[part]] for part in ("train", "test"))
-    return Split(train, test)
+    return Split(train, test, None if names is None else _read_names(path, names, n_train, n_classes))
+
+
+def _read_names(path: Path, names: list[list[Any]], n_clients: int, n_classes: int) -> list[np.ndarray]:
+    """Each client's names for the classes: every one of them once."""
+    if len(names) != n_clients:
+        raise DataError(
+            f"split file {path} has {n_clients} clients in 'train' and {len(names)} in 'labels'; "
+            "there must be as many, or no 'labels'."
+        )
+    for client, own in enumerate(names):
+        if not all(type(name) is int for name in own) or sorted(own) != list(range(n_classes)):
+            raise DataError(
+                f"split file {path}: 'labels' of client {client} is {str(own)[:40]}; it must have "
+                f"each of the whole numbers from 0 to {n_classes - 1} once, in any order."
+            )
+    return [np.array(own, np.int64) for own in names]

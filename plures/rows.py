@@ -137,9 +137,9 @@ def seconds(rounds: list[Round], evaluation: Evaluation, total: float) -> dict[s
 
 
 def clients(
-    train: list[np.ndarray], test: list[np.ndarray], labels: np.ndarray, evaluation: Evaluation
+    train: list[np.ndarray], test: list[np.ndarray], labels: np.ndarray, evaluation: Evaluation, names: tuple[str, ...]
 ) -> list[dict[str, Any]]:
-    """One row for every client, also for those that have no rows or cannot be scored."""
+    """One row for every client, also for those that have no rows or cannot be scored. There may be no names."""
     place = {client: i for i, client in enumerate(evaluation.ids)}
     personal = accuracies(evaluation.personal) if evaluation.ids else np.zeros(0)
     generic = accuracies(evaluation.generic) if evaluation.ids and evaluation.generic else None
@@ -149,6 +149,7 @@ def clients(
         out.append(
             {
                 "client": client,
+                "name": names[client] if names else "",
                 "n_train": len(own),
                 "n_test": len(test[client]),
                 "n_classes": len(np.unique(labels[own])),

@@ -25,7 +25,7 @@ from .choose import all_settings, choose
 from .config import Config, make_config, read_toml, to_toml
 from .errors import DataError, Interrupted, RunFailed, UsageError
 from .execute import Executor, Population
-from .method import Each, Federation, Method, Same
+from .method import Each, Federation, Method, Same, Schedule
 from .store import ClientStore
 from .task import Task, build
 from .tree import Params, Tree
@@ -41,16 +41,19 @@ class Scene(NamedTuple):
     task: Task
     population: Population
     split: partition.Split
+    names: tuple[str, ...] = ()  # of the clients, if the data has names for them
 
 
-def set_scene(config: Config, split: partition.Split | None = None) -> Scene:
+def set_scene(config: Config, split_file: Path | None = None) -> Scene:
     """Read the data, deal it out, build model and method. Raises where something cannot be."""
     method = choose(config.method, config.settings, config.solver())
     partition.parse(config.partition)
     data = datasets.load(config.data, Path(config.data_dir) if config.data_dir else None)
-    if split is None and config.split is not None:
-        split = partition.read_split(Path(config.split), len(data.y))
-    if split is None:
+    if split_file is None and config.split is not None:
+        split_file = Path(config.split)
+    if split_file is not None:
+        split = partition.read_split(split_file, len(data.y), data.n_classes)
+    else:
         split = partition.make_split(data, config.partition, config.clients, config.seed, config.test_share)
     x, y = torch.from_numpy(data.x), torch.from_numpy(partition.relabelled(data.y, split))
     task = _task(config, x[0], data.n_classes, data.n_tokens)
@@ -58,7 +61,17 @@ def set_scene(config: Config, split: partition.Split | None = None) -> Scene:
     if not population.eligible():
         raise DataError("no client has a row to train on; choose fewer clients or another partition")
     config = config.model_copy(update={"clients": len(split.train), "settings": all_settings(method)})
-    return Scene(config, method, task, population, split)
+    method, task, population = made_known(config, method, task, population)
+    return Scene(config, method, task, population, split, partition.names_of_clients(data, split))
+
+
+def made_known(config: Config, method: Method, task: Task, population: Population) -> tuple[Method, Task, Population]:
+    """What everybody knows before a run: its schedule, and public rows, taken from the clients, if the method asks."""
+    method = method.with_schedule(Schedule(len(population.train), config.rounds, config.participation))
+    if method.public_rows:
+        population, public = population.with_public(method.public_rows)
+        task = task.with_public(population.x[public], population.y[public])
+    return method, task, population
 
 
 _tasks: dict[tuple[Any, ...], Task] = {}
@@ -148,14 +161,13 @@ class Run:
             server = method.merge(task, self.server, kept, uploads, sizes)
             if not bool(tree.all_finite(tree.map(lambda x: x[None], server), 1)):
                 raise RunFailed(f"round {self.round + 1}: the server's state is no longer finite; lower lr")
-        one = tree.row(message.tree, 0) if isinstance(message, Each) else message.tree
-        down, up = method.n_bytes(one, tree.row(uploads, 0))
+        down, up = self._traffic(message, tree.row(uploads, 0), len(ids))
         row = rows.Round(
             round=self.round + 1,
             clients=len(ids),
             loss=float(metrics["loss"].mean()),
-            bytes_down=down * len(ids),
-            bytes_up=up * len(ids),
+            bytes_down=down,
+            bytes_up=up,
             refused=len(ids) - len(kept),
             train_seconds=time.perf_counter() - began,
         )
@@ -166,6 +178,15 @@ class Run:
             self.round += 1
             self.rows.append(row)
         return row
+
+    def _traffic(self, message: Same | Each, upload: Tree, n: int) -> tuple[int, int]:
+        """Bytes down and up of n clients."""
+        method, task = self.scene.method, self.scene.task
+        if isinstance(message, Same):
+            down, up = method.n_bytes(task, message.tree, upload)
+            return n * down, n * up
+        each = [method.n_bytes(task, tree.row(message.tree, i), upload) for i in range(n)]
+        return sum(down for down, _ in each), sum(up for _, up in each)
 
     def _check_losses(self, ids: list[int], losses: Tensor) -> None:
         bad = [client for client, loss in zip(ids, losses.tolist(), strict=True) if not np.isfinite(loss)]
@@ -184,7 +205,7 @@ class Run:
         method, task = self.scene.method, self.scene.task
         with torch.no_grad():
             personal = self._in_blocks(
-                lambda ids: self.executor.score(self.round, method.send(task, self.server, torch.tensor(ids)), ids)
+                lambda ids: self.executor.score(self.round, method.serve(task, self.server, torch.tensor(ids)), ids)
             )
             generic_model = method.generic(task, self.server)
             if generic_model is None and last:
@@ -207,7 +228,7 @@ class Run:
         total, n_rows = None, 0
         for at in range(0, len(self.eligible), self.executor.capacity):
             ids = self.eligible[at : at + self.executor.capacity]
-            message = method.send(task, self.server, torch.tensor(ids))
+            message = method.serve(task, self.server, torch.tensor(ids))
             part = self.executor.sum_of_personal(self.round, message, ids)
             total = part if total is None else tree.add(total, part)
             n_rows += int(self.scene.population.sizes()[ids].sum())
@@ -219,7 +240,7 @@ class Run:
         if client not in self.eligible:
             raise UsageError(f"client {client} has no model: clients are {_in_short(self.eligible)}")
         with torch.no_grad():
-            message = scene.method.send(scene.task, self.server, torch.tensor([client]))
+            message = scene.method.serve(scene.task, self.server, torch.tensor([client]))
             shards = scene.population.shards([client], "train", "personalize", self.round)
             fn = execute.personal_function(scene.method, scene.task)
             states = self.store.rows(torch.tensor([client]))
@@ -386,7 +407,8 @@ def carry_out(scene: Scene, folder: Path | None, say: Say, watcher: Watcher, goi
             "refused_updates": run.refused,
             "digest": run.digest(),
         }
-        clients = rows.clients(scene.population.train, scene.population.test, scene.population.y.numpy(), evaluation)
+        population = scene.population
+        clients = rows.clients(population.train, population.test, population.y.numpy(), evaluation, scene.names)
         if folder is not None:
             rows.write_clients(folder, clients)
             checkpoint.write_text(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
@@ -454,10 +476,7 @@ def open_scene(folder: Path) -> Scene:
     """The scene of a run folder."""
     if not (folder / "config.toml").exists():
         raise UsageError(f"{folder} is not a run folder: it has no config.toml")
-    config = make_config(read_toml(folder / "config.toml"))
-    data = datasets.load(config.data, Path(config.data_dir) if config.data_dir else None)
-    split = partition.read_split(folder / "split.json", len(data.y))
-    return set_scene(config, split)
+    return set_scene(make_config(read_toml(folder / "config.toml")), folder / "split.json")
 
 
 def resume(folder: Path, say: Say, watcher: Watcher, workers: int | None = None) -> Result:

@@ -32,9 +32,17 @@ class Shard(NamedTuple):
 
     def split(self, fraction: float, purpose: str) -> tuple["Shard", "Shard"]:
         """A random share of the rows, and the others. A client with one row has it in both."""
-        place = torch.arange(self.rows.shape[-1])
         salt = seeds.mix(self.key, torch.tensor(seeds.key_of(purpose)))
-        lot = torch.where(place < self.size, seeds.mix(salt, place), seeds.LARGEST)
+        return self._cut(fraction, seeds.mix(salt, torch.arange(self.rows.shape[-1])))
+
+    def lasting_split(self, fraction: float, purpose: str) -> tuple["Shard", "Shard"]:
+        """The same, but equal in all rounds: what is set aside once is never trained on."""
+        return self._cut(fraction, seeds.mix(torch.tensor(seeds.key_of(purpose)), self.rows))
+
+    def _cut(self, fraction: float, lots: Tensor) -> tuple["Shard", "Shard"]:
+        """The rows with the smallest lots, and the others."""
+        place = torch.arange(self.rows.shape[-1])
+        lot = torch.where(place < self.size, lots, seeds.LARGEST)
         rows = self.rows[lot.argsort(stable=True)]
         wanted = (self.size * fraction + 1e-6).floor().to(self.size.dtype)  # 0.29 * 100 is 28.999...
         n_first = torch.minimum(wanted.clamp(min=1), self.size)

@@ -142,7 +142,11 @@ def listing(what: str) -> list[tuple[str, str]]:
         found = [(name, doc(name).splitlines()[0].partition(": ")[2]) for name in METHODS]
         return found + [(f"+{name}", (part.__doc__ or "").splitlines()[0]) for name, part in PARTS.items()]
     if what == "data":
-        return [(name, entry.description) for name, entry in datasets.DATA.items()]
+        own = [
+            ("FILE.npz", "your own rows: arrays x and y, and if you like client and is_test"),
+            ("FOLDER", "your own clients, one file each: all .npz, all .csv (numbers and a label) or all .txt"),
+        ]
+        return [(name, entry.description) for name, entry in datasets.DATA.items()] + own
     if what == "models":
         return [(name, (model.__doc__ or "").splitlines()[0]) for name, model in models.MODELS.items()]
     if what == "partitions":

@@ -32,6 +32,15 @@ class Batch(NamedTuple):
     counts: Tensor  # [class], the client's training rows of each class
     key: Tensor  # for what is drawn in this step
 
+    def part(self, k: int, n: int) -> "Batch":
+        """Every n-th row from row k on: with all k, n parts that share no row.
+
+        A batch of fewer than n rows leaves some part empty; there, the repeated rows of its padding count.
+        """
+        mask = self.mask[k::n]
+        mask = torch.where(mask.sum() > 0, mask, torch.ones_like(mask))
+        return self._replace(x=self.x[k::n], y=self.y[k::n], mask=mask)
+
 
 def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
     """Mean cross-entropy over the rows of the batch."""
@@ -47,6 +56,9 @@ def row_losses(logits: Tensor, y: Tensor) -> Tensor:
 def masked_mean(each: Tensor, mask: Tensor) -> Tensor:
     """The mean over the rows that the mask marks."""
     return (each * mask).sum() / mask.sum()
+
+
+Loss = Callable[[Params, Batch], Tensor]
 
 
 class _Recorded(torch.autograd.Function):
@@ -175,6 +187,8 @@ class Task:
         """`example` is one row of data, without the batch axis."""
         self.n_classes = n_classes
         self.example = example
+        self._loss: Loss | None = None  # in place of cross-entropy
+        self._public: Batch | None = None
         self.initial: Params = {
             name: value.detach().clone()
             for name, value in module.state_dict().items()
@@ -284,8 +298,30 @@ class Task:
         return self.classify(params, self.training_features(params, batch))
 
     def loss(self, params: Params, batch: Batch) -> Tensor:
-        """Mean cross-entropy of a batch, in training mode."""
+        """Mean cross-entropy of a batch, in training mode; or what `judged_by` put in its place."""
+        if self._loss is not None:
+            return self._loss(params, batch)
         return cross_entropy(self.training_logits(params, batch), batch)
+
+    @property
+    def public(self) -> Batch:
+        """The rows that everybody may see, for methods that ask for some."""
+        if self._public is None:
+            raise UsageError("this method needs public rows, and the task has none; see `Task.with_public`")
+        return self._public
+
+    def with_public(self, x: Tensor, y: Tensor) -> "Task":
+        """The same task with rows that everybody may see."""
+        changed = copy.copy(self)
+        counts = torch.bincount(y.flatten(), minlength=self.n_classes).to(torch.float32)
+        changed._public = Batch(x, y, torch.ones(len(x)), counts, torch.tensor(0))
+        return changed
+
+    def judged_by(self, loss: "Loss") -> "Task":
+        """The same task with another loss to train by."""
+        changed = copy.copy(self)
+        changed._loss = loss
+        return changed
 
     @staticmethod
     def _call(body: "_Body", params: Params, x: Tensor) -> Tensor:

@@ -3,7 +3,8 @@
 A *model* is a flat dict from names to tensors. Names that end in `running_mean` or
 `running_var` are *statistics* of BatchNorm: they travel and are averaged like weights, but no
 gradient step, penalty or perturbation touches them, so `dot`, `sq_dist` and `trainable` leave
-them out.
+them out. In a larger tree, all that stands under the name `recorded` is treated as statistics are:
+it moves by its slope and by nothing else.
 """
 
 from collections.abc import Callable, Iterable
@@ -20,8 +21,8 @@ Spec: TypeAlias = Any
 
 
 def is_statistic(name: str) -> bool:
-    """Whether a tensor of this name is a running statistic of BatchNorm."""
-    return name.endswith(("running_mean", "running_var"))
+    """Whether a tensor of this name is a running statistic of BatchNorm, or another record."""
+    return name.endswith(("running_mean", "running_var")) or name.startswith("recorded/")
 
 
 def flatten(tree: Tree) -> tuple[list[Tensor], Spec]:
@@ -162,8 +163,8 @@ def mean(stacked: Tree, weights: Tensor) -> Tree:
 
 
 def n_bytes(tree: Tree) -> int:
-    """Size of a tree on the wire."""
-    return sum(x.numel() * x.element_size() for x in leaves(tree))
+    """Size of a tree on the wire; whole numbers (which client, which layer) are not counted."""
+    return sum(x.numel() * x.element_size() for x in leaves(tree) if x.is_floating_point())
 
 
 def all_finite(stacked: Tree, n: int) -> Tensor:

@@ -12,7 +12,7 @@ from plures.choose import choose
 from plures.config import make_config
 from plures.execute import Population
 from plures.fit import Solver
-from plures.run import Run, Scene
+from plures.run import Run, Scene, made_known
 from plures.task import Task, build
 
 # Training rows of the clients: one row, fewer than a batch, one class, and some more. None makes a
@@ -94,7 +94,8 @@ def scene_of(method: str = "fedavg", model: str = "mlp", split: partition.Split 
     x, y = torch.from_numpy(data.x).to(task.example.dtype), torch.from_numpy(data.y)
     population = Population(x, y, split.train, split.test, 10, config.seed, task.smallest_batch)
     config = config.model_copy(update={"clients": len(split.train)})
-    return Scene(config, choose(method, config.settings, config.solver()), task, population, split)
+    chosen = choose(method, config.settings, config.solver())
+    return Scene(config, *made_known(config, chosen, task, population), split)
 
 
 def run_of(method: str = "fedavg", model: str = "mlp", folder: Path | None = None, **options) -> Run:

@@ -34,16 +34,23 @@ class Ditto(Method):
     def init_client(self, task, params):
         return DittoClient(params)
 
-    def train(self, task, received, client, shard, worn=BARE):
-        def near(params, batch, received):
+    def near(self, task, own, received, shard, solver):
+        """The client's own model after training, held near the received one."""
+
+        def loss(params, batch, received):
             return task.loss(params, batch) + self.lam / 2 * tree.sq_dist(params, received)
 
+        return fit(loss, own, shard, solver, given=(received,)).params
+
+    def train(self, task, received, client, shard, worn=BARE):
         _, upload, metrics = Method.train(self, task, received, (), shard, worn)
-        own = fit(near, client.model, shard, self.solver, given=(received,))
-        return DittoClient(own.params), upload, metrics | {"personal_loss": own.loss}
+        return DittoClient(self.near(task, client.model, received, shard, self.solver)), upload, metrics
 
     def personalize(self, task, received, client, shard):
         return client.model
+
+    def adapt(self, task, received, shard, epochs):
+        return self.near(task, received, received, shard, self.solver.for_epochs(epochs))
 
     @property
     def scored(self):

@@ -13,4 +13,4 @@ from .fedavg import FedAvg
 
 
 def fedbn() -> Method:
-    return KeepLocal(host=FedAvg(), part="batch norm")
+    return KeepLocal(host=FedAvg(), private="batch-norm")

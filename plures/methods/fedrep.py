@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 from .. import tree
 from ..fit import fit
-from ..method import BARE, Method, average, pulled, setting, weights_setting
-from ..task import cross_entropy
+from ..method import BARE, Method, average, fitted_head, pulled, setting, weights_setting
 from ..tree import Params
 
 
@@ -43,22 +42,23 @@ class FedRep(Method):
         return FedRepClient(tree.keep(params, task.is_head))
 
     def train(self, task, received, client, shard, worn=BARE):
-        def head_loss(head, batch, body):
-            return cross_entropy(task.classify(head, task.features(body, batch.x)), batch)
-
         def body_loss(body, batch, head, pulls):
             return pulled(task.loss(body | head, batch), body, pulls)
 
         start = worn.begin(received)
-        head = fit(head_loss, client.head, shard, self.solver.for_epochs(self.head_epochs), given=(start,))
+        head = fitted_head(task, client.head, start, shard, self.solver, self.head_epochs)
         body = fit(body_loss, start, shard, self.solver, given=(head.params, worn.pulls))
-        return FedRepClient(head.params), body.params, {"loss": body.loss, "head_loss": head.loss}
+        return FedRepClient(head.params), body.params, {"loss": body.loss, "steps": body.steps}
 
     def local_model(self, task, received, client):
         return received | client.head
 
     def personalize(self, task, received, client, shard):
         return received | client.head
+
+    def adapt(self, task, received, shard, epochs):
+        head = tree.keep(task.initial, task.is_head)
+        return received | fitted_head(task, head, received, shard, self.solver, epochs).params
 
     @property
     def scored(self):

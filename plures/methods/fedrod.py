@@ -4,36 +4,65 @@ Chen and Chao, On Bridging Generic and Personalized Federated Learning for Image
 
 Loss of a batch: balanced(generic logits) + cross-entropy(generic logits + personal head(features)),
 where the second term sees features and generic logits as constants: body and generic head learn
-from the balanced loss alone, the personal head from plain cross-entropy alone.
+from the balanced loss alone, the personal head from plain cross-entropy alone. With `head=hyper` the
+personal head is made by a shared hypernetwork from the client's class proportions, so that a client
+that never trained has one too; the proportions never travel.
 
 Differs from the paper: the personal head starts at zero (the paper does not say), so that at first
 the personal model is the generic one. As in the paper's tables, the personal model has the body
 and generic head that the client trained in its last round; `pm_base=server` takes the server's.
+With `loss=meta-bsm` the public set judges by plain cross-entropy: judged by the learned loss itself,
+as printed, weights of zero would look best.
 """
 
+import dataclasses
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
+from .. import metabalance, tree
 from ..balance import LOSSES
-from ..fit import fit
+from ..dense import drawn
+from ..fit import fit, recorded
 from ..method import BARE, Method, average, pulled, setting, weights_setting
 from ..task import cross_entropy
-from ..tree import Params
+from ..tree import Params, Tree
+
+HYPER = "hypernetwork/"  # names of what travels beside the model
 
 
 class FedRoDClient(NamedTuple):
     head: Params  # the personal head, never uploaded
     model: Params  # body and generic head as trained in the last round; empty with pm_base=server
+    learned: Tree  # strength of the balance and weights of rows, with loss=meta-bsm
+
+
+def is_hyper(name):
+    return name.startswith(HYPER)
+
+
+def generated(hyper, counts):
+    """The personal head of a client with so many rows of each class."""
+    shares = counts / counts.sum().clamp(min=1)
+    hidden = torch.relu(hyper[HYPER + "hidden"] @ shares.to(hyper[HYPER + "hidden"].dtype))
+    return (hyper[HYPER + "output"] @ hidden).reshape(len(shares), -1)
 
 
 @dataclass(frozen=True)
 class FedRoD(Method):
     """A balanced shared model, plus a personal head added to its logits."""
 
-    loss: str = setting("bsm", "balanced loss of the shared model", choices=tuple(LOSSES))
+    head: str = setting(
+        "linear",
+        "personal head: the client's own, or made by a shared hypernetwork from its class proportions",
+        choices=("linear", "hyper"),
+    )
+    loss: str = setting("bsm", "balanced loss of the shared model", choices=(*LOSSES, "meta-bsm"))
     gamma: float = setting(1.0, "strength of the balance; 1 for bsm, to be tuned for ldam and cdt", least=0)
+    width: int = setting(16, "hidden size of the hypernetwork; the paper has 32 on CIFAR-10", least=1)
+    meta_lr: float = setting(0.01, "step size of what meta-bsm learns on the public set", least=0)
+    learn_gamma: bool = setting(True, "whether meta-bsm learns the strength too, or only the weights of rows")
     pm_base: str = setting(
         "local",
         "body and generic head of the personal model: last trained, or the server's",
@@ -41,34 +70,79 @@ class FedRoD(Method):
     )
     weights: str = weights_setting()
 
+    refuses = {
+        "brm": "its shared model is trained with a balanced loss already; choose it with loss=",
+        "sam": "one loss trains its shared model and its personal head, and only the former could be sharpened",
+    }
+
+    @property
+    def public_rows(self):
+        return 10 if self.loss == "meta-bsm" else 0
+
+    def shared(self, task, params):
+        return tree.drop(params, is_hyper)
+
+    def init_server(self, task, params, federation):
+        if self.head == "linear":
+            return params
+        n_classes, n_features = params[task.head + ".weight"].shape
+        like = params[task.head + ".weight"]
+        hidden = drawn(federation.key, (self.width, n_classes), n_classes, 0).to(like.dtype)
+        return params | {HYPER + "hidden": hidden, HYPER + "output": like.new_zeros(n_classes * n_features, self.width)}
+
     def merge(self, task, server, ids, uploads, sizes):
         return average(uploads, sizes, self.weights)
 
+    def generic(self, task, server):
+        return self.shared(task, server)
+
     def init_client(self, task, params):
         head = {"weight": torch.zeros_like(params[task.head + ".weight"])}
-        return FedRoDClient(head, params if self.pm_base == "local" else {})
+        learned = metabalance.initial(self.gamma) if self.loss == "meta-bsm" else ()
+        return FedRoDClient(head, params if self.pm_base == "local" else {}, learned)
 
     def train(self, task, received, client, shard, worn=BARE):
-        balanced = LOSSES[self.loss]
-
-        def objective(both, batch, pulls):
-            shared, head = both
+        def objective(trained, batch, pulls, lr):
+            shared, personal_head = trained["shared"], trained["head"]
             features = task.training_features(shared, batch)
             generic = task.classify(shared, features)
-            personal = generic.detach() + features.detach() @ head["weight"].mT
-            shared_loss = pulled(balanced(generic, batch, self.gamma), shared, pulls)
-            return shared_loss + cross_entropy(personal, batch)
+            weight = personal_head["weight"] if self.head == "linear" else generated(personal_head, batch.counts)
+            personal = generic.detach() + features.detach() @ weight.mT
+            if self.loss == "meta-bsm":
+                old = trained["recorded"]
+                new = metabalance.relearned(task, shared, batch, old, lr, self.meta_lr, self.learn_gamma)
+                balanced = metabalance.weighed_loss(generic, batch, new) + recorded(old, new)
+            else:
+                balanced = LOSSES[self.loss](generic, batch, self.gamma)
+            return pulled(balanced, shared, pulls) + cross_entropy(personal, batch)
 
-        both = (worn.begin(received), client.head)
-        fitted = fit(objective, both, shard, self.solver, given=(worn.pulls,))
-        shared, head = fitted.params
-        return FedRoDClient(head, shared if self.pm_base == "local" else {}), shared, {"loss": fitted.loss}
+        start = worn.begin(received)
+        head = client.head if self.head == "linear" else tree.keep(received, is_hyper)
+        trained = {"shared": self.shared(task, start), "head": head, "recorded": client.learned}
+        fitted = fit(objective, trained, shard, self.solver, given=(worn.pulls, self.solver.rate(shard.round)))
+        shared, head = fitted.params["shared"], fitted.params["head"]
+        upload = shared if self.head == "linear" else shared | head
+        own = head if self.head == "linear" else {"weight": generated(head, shard.counts)}
+        client = FedRoDClient(own, shared if self.pm_base == "local" else {}, fitted.params["recorded"])
+        return client, upload, {"loss": fitted.loss, "steps": fitted.steps}
 
     def personalize(self, task, received, client, shard):
+        base = client.model if self.pm_base == "local" else self.shared(task, received)
+        return self.with_head(task, base, client.head["weight"])
+
+    def with_head(self, task, base, weight):
         """Both heads read the same features, so their sum is one head."""
-        base = client.model if self.pm_base == "local" else received
         name = task.head + ".weight"
-        return base | {name: base[name] + client.head["weight"]}
+        return base | {name: base[name] + weight}
+
+    def adapt(self, task, received, shard, epochs):
+        """From the class proportions alone with head=hyper; then that head is trained as a client's own."""
+        own = dataclasses.replace(self, solver=self.solver.for_epochs(epochs), head="linear", pm_base="local")
+        model, client = self.shared(task, received), own.init_client(task, task.initial)
+        if self.head == "hyper":
+            client = client._replace(head={"weight": generated(tree.keep(received, is_hyper), shard.counts)})
+        client, _, _ = own.train(task, model, client._replace(model=model), shard)
+        return own.personalize(task, model, client, shard)
 
     @property
     def scored(self):

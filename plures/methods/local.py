@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..fit import fit
-from ..method import Method, Same
+from ..method import Method, Same, fine_tuned
 from ..tree import Params
 
 
@@ -43,6 +43,9 @@ class Local(Method):
 
     def personalize(self, task, received, client, shard):
         return client.model
+
+    def adapt(self, task, received, shard, epochs):
+        return fine_tuned(task, task.initial, shard, self.solver, epochs)
 
     @property
     def scored(self):

@@ -44,6 +44,8 @@ class PFedLA(Method):
     self_bias: float = setting(0.0, "added at the start to the logit of a client's own model (softmax)")
     layer_mean: bool = setting(False, "divide each layer's movement by its number of weights")
 
+    refuses = {part: "its server keeps a model for each client and none for all" for part in ("scaffold", "feddyn")}
+
     def init_server(self, task, params, federation):
         n, n_layers = federation.n_clients, len(task.layers_in(params))
 
@@ -107,6 +109,9 @@ class PFedLA(Method):
     def generic(self, task, server):
         return None
 
+    def newcomer(self, task, server):
+        return tree.map(lambda x: x.mean(0), server.models)
+
     @property
     def scored(self):
         return "received mixture"
@@ -117,4 +122,4 @@ def _linear(weight, x):
 
 
 def pfedla() -> Method:
-    return KeepLocal(host=PFedLA(), part="statistics")
+    return KeepLocal(host=PFedLA(), private="statistics")

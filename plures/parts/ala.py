@@ -64,9 +64,7 @@ class Ala(Part):
 
         first_time = torch.where(client.rounds == 1, self.cap, 1)
         epochs = torch.where(client.rounds == 0, 0, first_time)  # at first there is no old model to blend with
-        solver = dataclasses.replace(
-            self.solver, kind="sgd", lr=self.eta, momentum=0.0, weight_decay=0.0, decay=1.0, box=(0.0, 1.0)
-        )
+        solver = dataclasses.replace(self.solver.plain(self.eta), box=(0.0, 1.0))
         some = shard.take(self.s / 100, "ala")
         given = (received, client.model, client.host)
         stop = Plateau(threshold=self.threshold, loss_of=self.loss_stat)
@@ -84,6 +82,15 @@ class Ala(Part):
         blend = self.learn(task, received, client, shard) if client.blend else {}
         start = self.blended(received, client.model, blend)
         return self.host.personalize(task, start, client.host, shard)
+
+    def adapt(self, task, received, shard, epochs):
+        """A first round from the received model, and then the blend of what came out with the received one."""
+        if not epochs:
+            return self.host.adapt(task, received, shard, 0)
+        client = self.init_client(task, task.initial)
+        first = self.with_solver(self.solver.for_epochs(epochs))
+        client, _, _ = first.train(task, received, client, shard)
+        return self.personalize(task, received, client, shard)
 
     @property
     def scored(self):

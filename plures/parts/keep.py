@@ -3,13 +3,24 @@
 Around FedAvg it is FedPer (the head stays), LG-FedAvg (the body stays) or FedBN (BatchNorm stays).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from .. import tree
-from ..method import BARE
+from ..errors import UsageError
+from ..method import BARE, setting
+from ..task import Task
 from ..tree import Params, Tree
 from .part import Part
+
+PRIVATE: dict[str, Callable[[Task, str], bool]] = {
+    "head": lambda task, name: task.is_head(name),
+    "body": lambda task, name: not task.is_head(name),
+    "batch-norm": lambda task, name: task.is_batch_norm(name),
+    "statistics": lambda task, name: tree.is_statistic(name),
+    "nothing": lambda task, name: False,
+}
 
 
 class KeptClient(NamedTuple):
@@ -21,16 +32,21 @@ class KeptClient(NamedTuple):
 class KeepLocal(Part):
     """The host trains the whole model; the named part of it is left at home."""
 
-    part: str = "head"  # head, body, batch norm or statistics
+    private: str = setting(
+        "head",
+        "what stays with a client: head, body, batch-norm, statistics, nothing, or several joined by /",
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        for part in self.private.split("/"):
+            if part not in PRIVATE:
+                raise UsageError(f"private={self.private}: a part that can stay is one of {', '.join(PRIVATE)}")
 
     def stays(self, task):
         """Which names stay, as a function of a name."""
-        return {
-            "head": task.is_head,
-            "body": lambda name: not task.is_head(name),
-            "batch norm": task.is_batch_norm,
-            "statistics": tree.is_statistic,
-        }[self.part]
+        parts = [PRIVATE[part] for part in self.private.split("/")]
+        return lambda name: any(belongs(task, name) for belongs in parts)
 
     def shared(self, task, params):
         return tree.drop(self.host.shared(task, params), self.stays(task))

@@ -1,7 +1,9 @@
 """Part: a method around a host. As it stands here it changes nothing."""
 
+import dataclasses
 import inspect
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ..errors import UsageError
 from ..method import BARE, Method
@@ -13,18 +15,35 @@ class Part(Method):
 
     host: Method = Method()
 
+    changes_training: ClassVar[bool] = True  # of the shared model; so the host must train one
+
     def __post_init__(self):
         super().__post_init__()
-        if "worn" not in inspect.signature(self.host.train).parameters:
-            name = type(self.host).__name__
+        part, name = type(self).__name__.lower(), type(self.host).__name__
+        if part in self.host.refuses:
+            raise UsageError(f"{name} cannot wear {part}: {self.host.refuses[part]}")
+        if self.changes_training and "worn" not in inspect.signature(self.host.train).parameters:
             raise UsageError(
-                f"{name} cannot wear {type(self).__name__.lower()}: it trains no shared model "
-                "whose start or loss a part could change"
+                f"{name} cannot wear {part}: it trains no shared model whose start or loss a part could change"
             )
+
+    @property
+    def refuses(self):
+        return self.host.refuses
+
+    @property
+    def public_rows(self):
+        return self.host.public_rows
+
+    def with_solver(self, solver):
+        return dataclasses.replace(self, solver=solver, host=self.host.with_solver(solver))
 
     @property
     def turns(self):
         return self.host.turns
+
+    def with_schedule(self, schedule):
+        return dataclasses.replace(self, schedule=schedule, host=self.host.with_schedule(schedule))
 
     def shared(self, task, params):
         return self.host.shared(task, params)
@@ -35,11 +54,17 @@ class Part(Method):
     def send(self, task, server, ids):
         return self.host.send(task, server, ids)
 
+    def serve(self, task, server, ids):
+        return self.host.serve(task, server, ids)
+
     def merge(self, task, server, ids, uploads, sizes):
         return self.host.merge(task, server, ids, uploads, sizes)
 
     def generic(self, task, server):
         return self.host.generic(task, server)
+
+    def newcomer(self, task, server):
+        return self.host.newcomer(task, server)
 
     def init_client(self, task, params):
         return self.host.init_client(task, params)
@@ -56,6 +81,12 @@ class Part(Method):
     def predict(self, task, personal, x):
         return self.host.predict(task, personal, x)
 
+    def adapt(self, task, received, shard, epochs):
+        return self.host.adapt(task, received, shard, epochs)
+
     @property
     def scored(self):
         return self.host.scored
+
+    def n_bytes(self, task, message, upload):
+        return self.host.n_bytes(task, message, upload)

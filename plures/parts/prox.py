@@ -15,5 +15,5 @@ class Prox(Part):
     mu: float = setting(0.01, "strength of the pull towards the received model", least=0)
 
     def train(self, task, received, client, shard, worn=BARE):
-        pull = Pull(slope={}, weight=torch.tensor(self.mu), anchor=received)
+        pull = Pull(slope={}, weight=torch.tensor(self.mu), anchor=self.shared(task, received))
         return self.host.train(task, received, client, shard, worn.pulled(pull))

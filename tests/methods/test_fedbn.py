@@ -33,7 +33,7 @@ KEPT = ["norm.bias", "norm.running_mean", "norm.running_var", "norm.weight"]
 
 
 def fedbn_of(**solver) -> KeepLocal:
-    return KeepLocal(host=FedAvg(solver_of(**solver)), part="batch norm")
+    return KeepLocal(host=FedAvg(solver_of(**solver)), private="batch-norm")
 
 
 def parts(task, params):

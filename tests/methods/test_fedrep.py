@@ -158,7 +158,7 @@ def test_fedrep_is_not_joint_training_of_head_and_body():
     body, head = parts(task, moved(task.initial, 1))
     shard = shard_for(task)
     client, upload, _ = fedrep_of(1).train(task, body, FedRepClient(head), shard)
-    joint = KeepLocal(host=FedAvg(solver_of()), part="head")
+    joint = KeepLocal(host=FedAvg(solver_of()), private="head")
     kept = joint.init_client(task, body | head)
     kept, other, _ = joint.train(task, body, kept, shard)
     assert differs(upload, other) and differs(client.head, kept.kept)

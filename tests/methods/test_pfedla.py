@@ -436,7 +436,7 @@ def test_pfedla_moves_the_bytes_of_the_papers_table():
     method = pfedla()
     federation = Federation(torch.ones(2, dtype=torch.long), torch.tensor(5))
     message = tree.row(method.send(task, method.init_server(task, task.initial, federation), torch.tensor([0])).tree, 0)
-    down, up = method.n_bytes(message, message)
+    down, up = method.n_bytes(None, message, message)
     assert down == up == 4 * 85822
     assert round(750 * (down + up) / 2**20, 2) == 491.08
 

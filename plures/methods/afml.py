@@ -1,0 +1,173 @@
+"""AFML: meta-learning that adapts a head on an encoder with random weights, under three trade-offs.
+
+Adaptive Federated Meta-Learning under any degree of diversity.
+
+The server keeps means and deviations of the encoder's weights and a head c. In a round it draws one encoder for
+all. A client adapts the head by one step on its support rows and returns the slopes, on its query rows, of
+    loss(adapted head) + alpha * (loss(head as sent, noisy features) + KL(features || N(0, I))),
+with respect to the encoder, through the adaptation too, and of the first term with respect to c. The server
+turns encoder slopes into slopes of means and deviations, adds beta * KL(weights || N(0, I)), and steps.
+The personal model is the mean encoder with a head that is fine-tuned for `pers` epochs.
+
+Differs from the paper, whose appendix with all numbers is missing: step sizes, alpha and beta are ours; biases and
+normalisation layers are not random. `latent=vib`: features are means, and a layer of its own gives their
+variances; `latent=unit`: variance one, no further weights.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from .. import descent, seeds, tree
+from ..descent import Speed
+from ..meta import meta_slopes
+from ..method import Method, Same, fitted_head, setting
+from ..task import cross_entropy, masked_mean
+from ..tree import Params
+
+
+class AfmlServer(NamedTuple):
+    model: Params  # means of the encoder's weights, and what is not random
+    spread: Params  # the deviation of a random tensor is softplus of this
+    latent: Params  # features -> log of their variances; empty with latent=unit
+    speed: Speed  # of all three
+    key: Tensor
+    round: Tensor
+
+
+def inverse_softplus(value):
+    return torch.log(torch.expm1(torch.tensor(float(value))))
+
+
+def divergence(means, deviations):
+    """KL(N(mean, deviation^2) || N(0, 1)), summed over all weights."""
+    each = [(u**2 + s**2 - 1 - 2 * s.log()).sum() for u, s in zip(means, deviations, strict=True)]
+    return torch.stack(each).sum() / 2
+
+
+@dataclass(frozen=True)
+class Afml(Method):
+    """A random encoder for all, a head that adapts to each client."""
+
+    inner_lr: float = setting(0.01, "size of the head's step of adaptation", least=0)
+    alpha: float = setting(0.01, "weight of the loss before adaptation and of the features' divergence", least=0)
+    beta: float = setting(1e-6, "weight of the divergence of the encoder's weights", least=0)
+    sigma: float = setting(0.01, "deviation of the encoder's weights at the start; 0 for none", least=0)
+    latent: str = setting("vib", "distribution of features: learned variance, or one", choices=("vib", "unit"))
+    support: float = setting(0.8, "share of rows that the adaptation sees; the others judge it", least=0, most=1)
+    first_order: bool = setting(False, "leave out how the adaptation depends on where it began")
+    server_kind: str = setting("adam", "how the server steps", choices=("sgd", "adam"))
+    server_lr: float = setting(0.003, "learning rate of the server", least=0)
+    pers: int = setting(5, "epochs of fine-tuning of the personal head", least=0)
+
+    def is_random(self, task, name):
+        """Weights of the encoder; biases, normalisation layers and the head have one value."""
+        return self.sigma > 0 and task.initial[name].dim() > 1 and not (task.is_head(name) or task.is_norm(name))
+
+    # Server
+
+    def init_server(self, task, params, federation):
+        random = tree.keep(params, lambda name: self.is_random(task, name))
+        spread = tree.map(lambda x: torch.full_like(x, float(inverse_softplus(self.sigma))), random)
+        latent = {}
+        if self.latent == "vib":
+            like = params[task.head + ".weight"]
+            n_features = like.shape[1]
+            latent = {"weight": like.new_zeros(n_features, n_features), "bias": like.new_full((n_features,), -5.0)}
+        moving = self.moving(params, spread, latent)
+        speed = descent.at_rest(moving, adam=self.server_kind == "adam")
+        return AfmlServer(params, spread, latent, speed, federation.key, torch.tensor(0))
+
+    def moving(self, model, spread, latent):
+        """All that the server steps."""
+        return {"model": tree.trainable(model), "spread": spread, "latent": latent}
+
+    def noise(self, server):
+        """The draw of this round, one for all clients."""
+        key = seeds.mix(server.key, server.round)
+        return {name: seeds.normal(key, x.shape, k).to(x.dtype) for k, (name, x) in enumerate(server.spread.items())}
+
+    def drawn(self, server):
+        drawn = {name: server.model[name] + softplus(server.spread[name]) * e for name, e in self.noise(server).items()}
+        return server.model | drawn
+
+    def send(self, task, server, ids):
+        return Same({"model": self.drawn(server), "latent": server.latent})
+
+    def serve(self, task, server, ids):
+        return Same({"model": server.model, "latent": server.latent})
+
+    def newcomer(self, task, server):
+        return {"model": server.model, "latent": server.latent}
+
+    def server_slopes(self, server, slopes):
+        """From slopes at the drawn weights to slopes of means and deviations, with their divergence."""
+        noise = self.noise(server)
+        model, spread = dict(tree.trainable(slopes)), {}
+        for name, e in noise.items():
+            deviation = softplus(server.spread[name])
+            model[name] = slopes[name] + self.beta * server.model[name]
+            by_deviation = slopes[name] * e + self.beta * (deviation - 1 / deviation)
+            spread[name] = by_deviation * torch.sigmoid(server.spread[name])
+        return model, spread
+
+    def merge(self, task, server, ids, uploads, sizes):
+        mean = tree.mean(uploads, torch.ones_like(sizes))
+        model, spread = self.server_slopes(server, mean["slopes"])
+        slopes = {"model": model, "spread": spread, "latent": mean["latent_slopes"]}
+        now = self.moving(server.model, server.spread, server.latent)
+        step = descent.adam if self.server_kind == "adam" else descent.sgd
+        new, speed = step(now, slopes, server.speed, self.server_lr)
+        statistics = {name: x - mean["slopes"][name] for name, x in server.model.items() if tree.is_statistic(name)}
+        model = server.model | new["model"] | statistics
+        return AfmlServer(model, new["spread"], new["latent"], speed, server.key, server.round + 1)
+
+    def generic(self, task, server):
+        return server.model
+
+    # One client
+
+    def train(self, task, received, client, shard):
+        def inner(head, slow, batch):
+            return cross_entropy(task.classify(head, task.training_features(slow["body"], batch)), batch)
+
+        def outer(head, slow, batch):
+            features = task.training_features(slow["body"], batch)
+            adapted = cross_entropy(task.classify(head, features), batch)
+            return adapted + self.alpha * self.trade_off(task, features, slow, batch) if self.alpha else adapted
+
+        head, body = tree.keep(received["model"], task.is_head), tree.drop(received["model"], task.is_head)
+        slow = {"body": body, "latent": received["latent"], "sent head": head}
+        support, query = shard.split(self.support, "support")
+        found = meta_slopes(inner, outer, head, slow, support, query, self.inner_lr, self.first_order)
+        slopes = {name: (found.slow["body"] | found.fast)[name] for name in received["model"]}
+        return client, {"slopes": slopes, "latent_slopes": found.slow["latent"]}, {"loss": found.loss}
+
+    def trade_off(self, task, features, slow, batch):
+        """The loss of the head as sent on noisy features, and the features' divergence from N(0, I)."""
+        noise = seeds.normal(batch.key, features.shape, 3).to(features.dtype)
+        if self.latent == "vib":
+            log_variance = features @ slow["latent"]["weight"].mT + slow["latent"]["bias"]
+        else:
+            log_variance = torch.zeros_like(features)
+        noisy = features + (log_variance / 2).exp() * noise
+        before = cross_entropy(task.classify(slow["sent head"], noisy), batch)
+        each = (features**2 + log_variance.exp() - 1 - log_variance) / 2
+        return before + masked_mean(each.flatten(1).sum(1), batch.mask)
+
+    def personalize(self, task, received, client, shard):
+        return self.with_fine_tuned_head(task, received["model"], shard, self.pers)
+
+    def with_fine_tuned_head(self, task, model, shard, epochs):
+        head, body = tree.keep(model, task.is_head), tree.drop(model, task.is_head)
+        return body | fitted_head(task, head, body, shard, self.solver, epochs).params
+
+    def adapt(self, task, received, shard, epochs):
+        return self.with_fine_tuned_head(task, received["model"], shard, epochs)
+
+    @property
+    def scored(self):
+        return f"Pers.{self.pers}"

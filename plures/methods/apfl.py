@@ -1,0 +1,75 @@
+"""APFL: each client mixes a model of its own with its copy of the shared one.
+
+Deng et al., Adaptive Personalized Federated Learning, 2020.
+
+For every batch: w <- w - lr * slope of F(w); v <- v - lr * alpha * slope of F at alpha v + (1 - alpha) w. Once a
+round alpha takes a step down the same loss, within [0, 1]. w is uploaded; the mixture is the personal model.
+
+Differs from the paper: both models step from their values before the step. `adaptive=false` keeps alpha.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import tree
+from ..fit import fit
+from ..method import BARE, Method, average, pulled, setting, weights_setting
+from ..tree import Params
+
+
+class APFLClient(NamedTuple):
+    own: Params  # v, never uploaded
+    shared: Params  # w as trained in the last round
+    alpha: Tensor
+
+
+def mixture(own, shared, alpha):
+    return tree.map(lambda v, w: torch.lerp(w, v, alpha.to(v.dtype)), own, shared)
+
+
+@dataclass(frozen=True)
+class APFL(Method):
+    """An own model, a shared one, and a learned mixture of the two."""
+
+    alpha: float = setting(0.75, "share of the own model in the mixture, at the start", least=0, most=1)
+    adaptive: bool = setting(True, "whether the share is learned")
+    alpha_lr: float = setting(0.1, "step size of the share", least=0)
+    pm: str = setting("local", "shared model of the mixture: last trained, or received", choices=("local", "server"))
+    weights: str = weights_setting()
+
+    def merge(self, task, server, ids, uploads, sizes):
+        return average(uploads, sizes, self.weights)
+
+    def init_client(self, task, params):
+        return APFLClient(params, params if self.pm == "local" else {}, torch.tensor(self.alpha))
+
+    def train(self, task, received, client, shard, worn=BARE):
+        def share_loss(alpha, batch, own, shared):
+            return task.loss(mixture(own, shared, alpha), batch)
+
+        def objective(both, batch, alpha, pulls):
+            shared_loss = pulled(task.loss(both["shared"], batch), both["shared"], pulls)
+            return shared_loss + task.loss(mixture(both["own"], tree.detach(both["shared"]), alpha), batch)
+
+        start, alpha = worn.begin(received), client.alpha
+        if self.adaptive:
+            once = dataclasses.replace(self.solver.plain(self.alpha_lr).for_steps(1), box=(0.0, 1.0))
+            alpha = fit(share_loss, alpha, shard, once, given=(client.own, start)).params
+        fitted = fit(objective, {"shared": start, "own": client.own}, shard, self.solver, given=(alpha, worn.pulls))
+        shared, own = fitted.params["shared"], fitted.params["own"]
+        return (
+            APFLClient(own, shared if self.pm == "local" else {}, alpha),
+            shared,
+            {"loss": fitted.loss, "steps": fitted.steps},
+        )
+
+    def personalize(self, task, received, client, shard):
+        return mixture(client.own, client.shared if self.pm == "local" else received, client.alpha)
+
+    @property
+    def scored(self):
+        return f"mixture with the {'last trained' if self.pm == 'local' else 'received'} model"

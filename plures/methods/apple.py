@@ -1,0 +1,140 @@
+"""APPLE: each client's model is a sum of all clients' cores, with weights that it learns.
+
+Luo and Wu, Adapt to Adaptation: Learning Personalization for Cross-Silo Federated Learning, 2022.
+
+The model of client i is sum_j p_ij core_j. A batch moves its own core, through p_ii, and all p_ij, by the loss plus
+lam(r) * mu * |p_i - p0|^2 with p0 the shares of rows; lam falls from one to zero over the first rounds. The
+own core is uploaded; the server keeps cores and averages nothing. The weights stay with the client.
+
+Differs from the paper: with fewer than all others' cores sent, only those that were sent enter the sum; a client
+asks next for those with the largest weights, and for a random one. Statistics of BatchNorm are the own ones.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from .. import seeds, tree
+from ..fit import fit, paced
+from ..method import Each, Method, fine_tuned, setting
+from ..tree import Params
+
+
+class AppleServer(NamedTuple):
+    cores: Params  # [client, ...]
+    wanted: Tensor  # [client, M] whose cores each client asked for
+    sizes: Tensor  # [client] rows
+
+
+class AppleClient(NamedTuple):
+    core: Params
+    weights: Tensor  # [client], never uploaded
+    model: Params  # the sum, as last trained
+    rounds: Tensor  # that it took part in
+
+
+def summed(core, cores, own_weight, weights):
+    """The sum of the own core and the received ones; statistics are the own ones."""
+
+    def one(name, x):
+        others = torch.tensordot(weights.to(x.dtype), cores[name], 1)
+        return x if tree.is_statistic(name) else own_weight.to(x.dtype) * x + others
+
+    return {name: one(name, x) for name, x in core.items()}
+
+
+@dataclass(frozen=True)
+class Apple(Method):
+    """Cores travel; the weights of their sum are learned at home."""
+
+    models: int = setting(5, "cores of others that a client is sent", least=0)
+    weights_lr: float = setting(1e-3, "learning rate of the weights", least=0)
+    mu: float = setting(0.1, "pull of the weights towards the shares of rows", least=0)
+    calm: float = setting(0.1, "share of the rounds in which that pull falls to zero", least=0, most=1)
+    fall: str = setting("cos", "how it falls", choices=("cos", "exp"))
+    core_speed: float = setting(1.0, "factor of the core's learning rate, whose slope has its small weight", least=0)
+    one_hot: bool = setting(False, "begin with all weight on the own core instead of the shares of rows")
+
+    refuses = {"ala": "a client gets several cores, and no single model to blend its own with"}
+
+    def n_sent(self, n_clients):
+        return min(self.models, n_clients - 1)
+
+    def init_server(self, task, params, federation):
+        n = federation.n_clients
+        following = (torch.arange(n)[:, None] + 1 + torch.arange(self.n_sent(n))[None, :]) % n
+        return AppleServer(tree.repeat(params, n), following, federation.sizes)
+
+    def send(self, task, server, ids):
+        wanted = server.wanted[ids]
+        sizes = server.sizes.expand(len(ids), -1)
+        return Each({"cores": tree.rows(server.cores, wanted), "whose": wanted, "sizes": sizes, "me": ids})
+
+    def merge(self, task, server, ids, uploads, sizes):
+        wanted = server.wanted.index_copy(0, ids, uploads["wanted"])
+        return server._replace(cores=tree.put(server.cores, ids, uploads["core"]), wanted=wanted)
+
+    def generic(self, task, server):
+        return None
+
+    def newcomer(self, task, server):
+        return tree.map(lambda x: x.mean(0), server.cores)
+
+    def init_client(self, task, params):
+        return AppleClient(params, torch.zeros(self.schedule.n_clients), params, torch.tensor(0))
+
+    def pull(self, round):
+        """lam(r) * mu."""
+        length = max(1.0, self.calm * self.schedule.rounds)
+        part = (round / length).clamp(max=1)
+        shape = (torch.cos(math.pi * part) + 1) / 2 if self.fall == "cos" else 1e-3**part
+        return torch.where(round < length, self.mu * shape, torch.zeros(()))
+
+    def wanted(self, weights, me, shard):
+        """The largest weights, and instead of the last of these a random one."""
+        n = len(weights)
+        others = weights.abs() - 1e9 * one_hot(me, n)
+        if self.n_sent(n) < 2 or self.n_sent(n) == n - 1:
+            return others.argsort(descending=True, stable=True)[: self.n_sent(n)]
+        order = others.argsort(descending=True, stable=True)[: n - 1]
+        first, rest = order[: self.n_sent(n) - 1], order[self.n_sent(n) - 1 :]
+        lot = (seeds.uniform(shard.key, (1,), 77) * len(rest)).to(torch.int64)
+        return torch.cat([first, rest[lot]])
+
+    def train(self, task, received, client, shard):
+        def objective(trained, batch, cores, whose, me, start, pull):
+            weights, core = trained["weights"], trained["core"]
+            if self.solver.lr:
+                weights = paced(weights, self.weights_lr / self.solver.lr)
+            core = paced(core, self.core_speed) if self.core_speed != 1 else core
+            own = (weights * one_hot(me, len(weights))).sum()
+            theirs = (weights[None, :] * one_hot(whose, len(weights))).sum(1)
+            near = (weights - start).square().sum()
+            return task.loss(summed(core, cores, own, theirs), batch) + pull * near
+
+        me, n = received["me"], self.schedule.n_clients
+        shares = received["sizes"] / received["sizes"].sum()
+        start = one_hot(me, n).to(torch.float32) if self.one_hot else shares.to(torch.float32)
+        weights = torch.where(client.rounds == 0, start, client.weights)
+        given = (received["cores"], received["whose"], me, start, self.pull(shard.round))
+        fitted = fit(objective, {"core": client.core, "weights": weights}, shard, self.solver, given=given)
+        core, weights = fitted.params["core"], fitted.params["weights"]
+        own = (weights * one_hot(me, n)).sum()
+        theirs = (weights[None, :] * one_hot(received["whose"], n)).sum(1)
+        model = summed(core, received["cores"], own, theirs)
+        upload = {"core": core, "wanted": self.wanted(weights, me, shard)}
+        return AppleClient(core, weights, model, client.rounds + 1), upload, {"loss": fitted.loss}
+
+    def personalize(self, task, received, client, shard):
+        return client.model
+
+    def adapt(self, task, received, shard, epochs):
+        return fine_tuned(task, received, shard, self.solver, epochs)
+
+    @property
+    def scored(self):
+        return "local"

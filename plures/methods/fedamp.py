@@ -1,0 +1,99 @@
+"""FedAMP: every client receives a mean of all models in which those like its own weigh more.
+
+Huang et al., Personalized Cross-Silo Federated Learning on Non-IID Data, 2021.
+
+Weights: xi_ij = a * exp(-|w_i - w_j|^2 / sigma) for j != i, and xi_ii = 1 - their sum; the client gets
+u_i = sum_j xi_ij w_j and minimises F_i(w) + pull/2 |w - u_i|^2 from there.
+
+Differs from the paper: sigma is `sigma` times the median squared distance of the models, which grows with
+their size, and a is `share` / N, so that no weight is negative. `kernel=cosine` is HeurFedAMP: weights of
+the others as exp(sigma * cosine), with a fixed weight for the own model.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from .. import tree
+from ..method import BARE, Each, Method, Pull, setting
+from ..tree import Params
+
+
+class FedAMPServer(NamedTuple):
+    models: Params  # [client, ...] each client's last model
+
+
+class FedAMPClient(NamedTuple):
+    model: Params  # as trained in the last round
+
+
+def flattened(models):
+    """[client, weight], without statistics."""
+    return torch.cat([x.flatten(1) for x in tree.trainable(models).values()], 1)
+
+
+def mixed(models, weights):
+    """Row i is the mean of all models with weights[i]."""
+    return tree.map(lambda x: torch.tensordot(weights.to(x.dtype), x, 1), models)
+
+
+@dataclass(frozen=True)
+class FedAMP(Method):
+    """Clients attract each other's models the more the liker they are."""
+
+    kernel: str = setting("gauss", "likeness of models, by distance or by angle", choices=("gauss", "cosine"))
+    sigma: float = setting(1.0, "width, in median squared distances (gauss), or sharpness (cosine)", least=1e-12)
+    share: float = setting(1.0, "gauss: what N equal models would give away together", least=0, most=1)
+    self_weight: float = setting(0.5, "cosine: weight of the client's own model", least=0, most=1)
+    pull: float = setting(0.1, "pull towards the received mixture while training", least=0)
+    start: str = setting("mixture", "where training begins: the received mixture, or own", choices=("mixture", "own"))
+
+    def init_server(self, task, params, federation):
+        return FedAMPServer(tree.repeat(params, federation.n_clients))
+
+    def weights(self, models):
+        """[client, client], rows with sum one."""
+        flat = flattened(models)
+        n = len(flat)
+        off = 1 - torch.eye(n, dtype=flat.dtype)
+        if self.kernel == "gauss":
+            squares = torch.cdist(flat, flat).square() * off
+            others = squares[off > 0]
+            width = self.sigma * (others.median() if n > 1 else torch.ones(()))
+            near = torch.exp(-squares / width.clamp(min=1e-30)) * off * (self.share / n)
+            return near + torch.diag(1 - near.sum(1))
+        unit = flat / flat.norm(dim=1, keepdim=True).clamp(min=1e-12)
+        near = torch.exp(self.sigma * (unit @ unit.mT)) * off
+        total = near.sum(1, keepdim=True)
+        near = (1 - self.self_weight) * near / total.clamp(min=1e-12)
+        return near + torch.diag(1 - near.sum(1))
+
+    def send(self, task, server, ids):
+        return Each(mixed(server.models, self.weights(server.models)[ids]))
+
+    def merge(self, task, server, ids, uploads, sizes):
+        return FedAMPServer(tree.put(server.models, ids, uploads))
+
+    def generic(self, task, server):
+        return None
+
+    def newcomer(self, task, server):
+        return tree.map(lambda x: x.mean(0), server.models)
+
+    def init_client(self, task, params):
+        return FedAMPClient(params)
+
+    def train(self, task, received, client, shard, worn=BARE):
+        worn = worn.pulled(Pull(slope={}, weight=torch.tensor(self.pull), anchor=received))
+        if self.start == "own" and worn.start is None:
+            worn = worn._replace(start=client.model)
+        _, model, metrics = Method.train(self, task, received, (), shard, worn)
+        return FedAMPClient(model), model, metrics
+
+    def personalize(self, task, received, client, shard):
+        return client.model
+
+    @property
+    def scored(self):
+        return "local"

@@ -1,0 +1,19 @@
+"""FedDyn: FedAvg with a dynamic term that makes the optima of clients agree with that of all.
+
+Acar et al., Federated Learning Based on Dynamic Regularization, 2021.
+
+Local loss: F_i(v) - <slope_i, v> + alpha/2 |v - w|^2, from v = w as received; then
+slope_i <- slope_i - alpha (v - w). The server keeps h <- h - alpha/N sum (w_i - w) and sends the plain
+mean of models minus h / alpha.
+
+Differs from the paper: h / alpha is kept instead of h, so that alpha may be zero; statistics of BatchNorm
+are averaged and have no dynamic term. `gm=mean` scores the plain mean, as the authors' code does.
+"""
+
+from ..method import Method
+from ..parts.feddyn import FedDyn
+from .fedavg import FedAvg
+
+
+def feddyn() -> Method:
+    return FedDyn(host=FedAvg(weights="uniform"))

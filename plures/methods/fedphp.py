@@ -1,0 +1,74 @@
+"""FedPHP: each client keeps a moving average of its models, which also teaches the next one.
+
+Li et al., FedPHP: Federated Personalization with Inherited Private Models, 2021.
+
+Local loss: (1 - lam) * F(v) + lam * MMD(features of v, features of p), v from the received model; then
+p <- mu p + (1 - mu) v with mu = min(mu_max, mu_max * c / expected rounds), where c counts the rounds that the
+client took part in. v is uploaded, p is the personal model.
+
+Differs from the paper: lam and the widths of the MMD's kernels are ours (multiples of the mean squared
+distance of the batch's features), since the paper's are not given.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import tree
+from ..fit import fit
+from ..method import BARE, Method, average, pulled, setting, weights_setting
+from ..tree import Params
+
+WIDTHS = (0.5, 1.0, 2.0)
+
+
+class FedPHPClient(NamedTuple):
+    model: Params  # p, the moving average, never uploaded
+    rounds: Tensor  # that the client took part in
+
+
+def mmd(a, b, mask):
+    """Squared maximum mean discrepancy of two sets of features, row by row of a batch; 0 for equal sets."""
+    rows = torch.cat([a.flatten(1), b.flatten(1)])
+    squares = (rows[:, None] - rows[None, :]).square().sum(-1)
+    n = mask.sum()
+    weight = torch.cat([mask, -mask]) / n
+    width = (squares.detach() * weight.abs()[:, None] * weight.abs()[None, :]).sum() / 4 + 1e-12
+    kernel = torch.stack([torch.exp(-squares / (width * factor)) for factor in WIDTHS]).mean(0)
+    return (kernel * weight[:, None] * weight[None, :]).sum()
+
+
+@dataclass(frozen=True)
+class FedPHP(Method):
+    """A moving average of the client's models, and a loss that keeps their features alike."""
+
+    lam: float = setting(0.05, "weight of the likeness of features", least=0, most=1)
+    mu_max: float = setting(0.9, "largest weight of the past in the moving average", least=0, most=1)
+    weights: str = weights_setting()
+
+    def merge(self, task, server, ids, uploads, sizes):
+        return average(uploads, sizes, self.weights)
+
+    def init_client(self, task, params):
+        return FedPHPClient(params, torch.tensor(0))
+
+    def train(self, task, received, client, shard, worn=BARE):
+        def objective(params, batch, past, pulls):
+            if self.lam == 0:
+                return pulled(task.loss(params, batch), params, pulls)
+            unlike = mmd(task.features(params, batch.x), task.features(past, batch.x).detach(), batch.mask)
+            return (1 - self.lam) * pulled(task.loss(params, batch), params, pulls) + self.lam * unlike
+
+        fitted = fit(objective, worn.begin(received), shard, self.solver, given=(client.model, worn.pulls))
+        mu = (self.mu_max * client.rounds / self.schedule.turns).clamp(max=self.mu_max)
+        model = tree.map(lambda v, p: torch.lerp(v, p, mu.to(v.dtype)), fitted.params, client.model)
+        return FedPHPClient(model, client.rounds + 1), fitted.params, {"loss": fitted.loss, "steps": fitted.steps}
+
+    def personalize(self, task, received, client, shard):
+        return client.model
+
+    @property
+    def scored(self):
+        return "moving average"

@@ -1,0 +1,80 @@
+"""MTL: every client trains a model of its own; a term draws them all towards their mean.
+
+Smith et al., Federated Multi-Task Learning, 2017, in the form that the Fed-RoD paper compares with.
+
+Local loss: F_i(w_i) + c * (|w_i|^2 + sum_j |w_j - mean|^2); the slope of the second sum is 2 (w_i - mean), so
+only the mean has to travel. c is a power of ten below one over the number of weights.
+
+Differs from the paper: the matrix of relations is fixed, the projection that takes out the mean; public code
+has an all-ones matrix in place of the identity there. Models of clients that are not chosen enter the mean
+as last known.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .. import tree
+from ..fit import fit, sloped
+from ..method import Method, Same, setting
+from ..tree import Params
+
+
+class MtlServer(NamedTuple):
+    models: Params  # [client, ...] each client's last model
+
+
+class MtlClient(NamedTuple):
+    model: Params
+
+
+@dataclass(frozen=True)
+class Mtl(Method):
+    """Models of clients' own, drawn towards their mean."""
+
+    strength: float = setting(0.0, "weight of both terms; 0 means the power of ten by the model's size", least=0)
+    coupled: bool = setting(True, "whether the terms are there at all; without them it is local training")
+
+    def init_server(self, task, params, federation):
+        return MtlServer(tree.repeat(params, federation.n_clients))
+
+    def send(self, task, server, ids):
+        return Same(tree.map(lambda x: x.mean(0), server.models))
+
+    def merge(self, task, server, ids, uploads, sizes):
+        return MtlServer(tree.put(server.models, ids, uploads))
+
+    def generic(self, task, server):
+        return None
+
+    def newcomer(self, task, server):
+        return tree.map(lambda x: x.mean(0), server.models)
+
+    def init_client(self, task, params):
+        return MtlClient(params)
+
+    def weight(self, params):
+        """c = 10^-f with f = floor(log10 d + 1) + 1 for d weights."""
+        if not self.coupled or self.strength:
+            return self.strength if self.coupled else 0.0
+        n_weights = sum(x.numel() for x in tree.trainable(params).values())
+        return 10.0 ** -(math.floor(math.log10(n_weights) + 1) + 1)
+
+    def train(self, task, received, client, shard):
+        n, c = self.schedule.n_clients, self.weight(received)
+
+        def objective(params, batch, mean, start):
+            own = tree.trainable(params)
+            # The mean moves with the client's own model, which is one n-th of it.
+            slope = {name: 2 * c * (2 * x - mean[name] - (x - start[name]) / n) for name, x in tree.detach(own).items()}
+            return task.loss(params, batch) + sloped(own, slope)
+
+        fitted = fit(objective, client.model, shard, self.solver, given=(received, client.model))
+        return MtlClient(fitted.params), fitted.params, {"loss": fitted.loss}
+
+    def personalize(self, task, received, client, shard):
+        return client.model
+
+    @property
+    def scored(self):
+        return "local"

@@ -1,0 +1,127 @@
+"""pFedHN: a hypernetwork at the server makes every client's model from an embedding of that client.
+
+Shamsian et al., Personalized Federated Learning using Hypernetworks, 2021.
+
+The server sends theta = H(v_i); the client trains it and returns the result; the server pulls the change back
+through H: the slope of (H, v_i) is J^T (theta - trained). H is an MLP with one linear output for each tensor.
+
+Differs from the paper: with several clients in a round the slopes of H are averaged for one step; each embedding
+moves with its own client only. Statistics of BatchNorm stay with the client. `private=head/statistics` keeps
+the head at home too (pFedHN-PC).
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from .. import descent, seeds, tree
+from ..dense import drawn
+from ..descent import Speed
+from ..fit import fit
+from ..method import Each, Method, setting
+from ..parts.keep import KeepLocal
+from ..tree import Params
+
+
+class PFedHNServer(NamedTuple):
+    embeddings: torch.Tensor  # [client, size]
+    net: Params
+    embedding_speed: torch.Tensor  # [client, size], momentum
+    net_speed: Speed
+
+
+@dataclass(frozen=True)
+class PFedHN(Method):
+    """The server learns to make models; clients train what they get."""
+
+    embedding: int = setting(0, "size of an embedding; 0 means one more than a quarter of the clients", least=0)
+    width: int = setting(100, "of the hidden layers of the hypernetwork", least=1)
+    depth: int = setting(3, "hidden layers after the first", least=0)
+    hyper_lr: float = setting(1e-2, "learning rate of hypernetwork and embeddings", least=0)
+    hyper_momentum: float = setting(0.9, "momentum of both", least=0, most=0.999)
+    hyper_decay: float = setting(1e-3, "weight decay of both", least=0)
+    clip: float = setting(50.0, "longest slope of both", least=0)
+
+    refuses = {
+        part: "its server makes each client's model anew and keeps no model for all" for part in ("scaffold", "feddyn")
+    }
+
+    def init_server(self, task, params, federation):
+        size = self.embedding or 1 + federation.n_clients // 4
+        key = federation.key
+        net = {}
+        n_in = size
+        for k in range(self.depth + 1):
+            net[f"hidden{k}.weight"] = drawn(key, (self.width, n_in), n_in, 2 * k)
+            net[f"hidden{k}.bias"] = drawn(key, (self.width,), n_in, 2 * k + 1)
+            n_in = self.width
+        for k, (name, x) in enumerate(params.items()):
+            net[f"output.{name}.weight"] = drawn(key, (x.numel(), self.width), self.width, 1000 + 2 * k).to(x.dtype)
+            net[f"output.{name}.bias"] = drawn(key, (x.numel(),), self.width, 1001 + 2 * k).to(x.dtype)
+        embeddings = seeds.normal(key, (federation.n_clients, size), 999)
+        return PFedHNServer(embeddings, net, torch.zeros_like(embeddings), descent.at_rest(net))
+
+    def generated(self, task, net, embeddings):
+        """The models of some embeddings [..., size]: every tensor with these axes in front."""
+        hidden = embeddings @ net["hidden0.weight"].mT + net["hidden0.bias"]
+        for k in range(1, self.depth + 1):
+            hidden = torch.relu(hidden) @ net[f"hidden{k}.weight"].mT + net[f"hidden{k}.bias"]
+
+        def output(name):
+            weight, bias = net[f"output.{name}.weight"], net[f"output.{name}.bias"]
+            flat = hidden.to(weight.dtype) @ weight.mT + bias
+            return flat.reshape(*embeddings.shape[:-1], *task.initial[name].shape)
+
+        return {name: output(name) for name in task.initial if f"output.{name}.weight" in net}
+
+    def send(self, task, server, ids):
+        return Each(self.generated(task, server.net, server.embeddings[ids]))
+
+    def merge(self, task, server, ids, uploads, sizes):
+        with torch.enable_grad():
+            net = tree.map(lambda x: x.detach().requires_grad_(), server.net)
+            embeddings = server.embeddings[ids].detach().requires_grad_()
+            sent = self.generated(task, net, embeddings)
+            change = [x.detach() - uploads[name] for name, x in sent.items()]
+            slopes = torch.autograd.grad(list(sent.values()), [embeddings, *net.values()], change)
+        own, rest = slopes[0], dict(zip(net, [g / len(ids) for g in slopes[1:]], strict=True))
+        own = torch.stack([descent.clipped(x, self.clip) for x in own])
+        rest = descent.clipped(rest, self.clip)
+        before, speed = server.embeddings[ids], server.embedding_speed[ids]
+        speed = self.hyper_momentum * speed + own + self.hyper_decay * before
+        new_net, net_speed = descent.sgd(
+            server.net, rest, server.net_speed, self.hyper_lr, self.hyper_momentum, self.hyper_decay
+        )
+        return PFedHNServer(
+            server.embeddings.index_copy(0, ids, before - self.hyper_lr * speed),
+            new_net,
+            server.embedding_speed.index_copy(0, ids, speed),
+            net_speed,
+        )
+
+    def generic(self, task, server):
+        return None
+
+    def newcomer(self, task, server):
+        return {"net": server.net, "embedding": server.embeddings.mean(0)}
+
+    def adapt(self, task, received, shard, epochs):
+        """The embedding alone is fitted, from the mean of all, and what the hypernetwork does not make."""
+
+        def loss(trained, batch, net):
+            return task.loss(trained["rest"] | self.generated(task, net, trained["embedding"]), batch)
+
+        made = self.generated(task, received["net"], received["embedding"])
+        rest = {name: x for name, x in task.initial.items() if name not in made}
+        trained = {"embedding": received["embedding"], "rest": rest}
+        found = fit(loss, trained, shard, self.solver.for_epochs(epochs), given=(received["net"],)).params
+        return found["rest"] | self.generated(task, received["net"], found["embedding"])
+
+    @property
+    def scored(self):
+        return "generated"
+
+
+def pfedhn() -> Method:
+    return KeepLocal(host=PFedHN(), private="statistics")

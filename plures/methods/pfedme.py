@@ -1,0 +1,72 @@
+"""pFedMe: each client's own model is a Moreau envelope around its copy of the shared one.
+
+Dinh et al., Personalized Federated Learning with Moreau Envelopes, 2020.
+
+For every batch: find theta near argmin F(theta; batch) + lam/2 |theta - w|^2 by K gradient steps from w,
+then w <- w - lr * lam * (w - theta). The server moves a share beta of the way to the mean of all w.
+
+Differs from the paper: the personal model is theta itself, of the last batch, and not the client's w;
+clients that are not chosen do not train. `warm=true` goes on from the last theta instead of from w.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from .. import tree
+from ..fit import descend, fit, recorded, sloped
+from ..method import BARE, Method, average, pulled, setting, weights_setting
+from ..tree import Params
+
+
+class PFedMeClient(NamedTuple):
+    model: Params  # theta of the last batch, never uploaded
+
+
+@dataclass(frozen=True)
+class PFedMe(Method):
+    """Personal models held near the shared one, which moves towards them."""
+
+    lam: float = setting(15.0, "pull of the personal model towards the shared one", least=0)
+    inner_steps: int = setting(5, "gradient steps to a personal model for each batch", least=1)
+    inner_lr: float = setting(0.05, "size of these steps", least=0)
+    beta: float = setting(1.0, "share of the way that the server moves to the mean", least=0)
+    warm: bool = setting(False, "begin each batch at the last personal model instead of the shared one")
+    weights: str = weights_setting()
+
+    def merge(self, task, server, ids, uploads, sizes):
+        mean = average(uploads, sizes, self.weights)
+        return mean if self.beta == 1 else tree.map(lambda old, new: torch.lerp(old, new, self.beta), server, mean)
+
+    def init_client(self, task, params):
+        return PFedMeClient(params)
+
+    def train(self, task, received, client, shard, worn=BARE):
+        def objective(both, batch, pulls):
+            shared, last = both["shared"], both["recorded"]
+            w = tree.detach(shared)
+
+            def loss(theta):
+                return task.loss(theta, batch) + self.lam / 2 * tree.sq_dist(theta, w)
+
+            theta = descend(loss, tree.detach(last) if self.warm else w, self.inner_lr, self.inner_steps)
+            slopes, value = torch.func.grad_and_value(task.loss)(theta, batch)
+            theta = {name: x - slopes[name] if tree.is_statistic(name) else x for name, x in theta.items()}
+            slope = {
+                name: x - theta[name] if tree.is_statistic(name) else self.lam * (x - theta[name])
+                for name, x in w.items()
+            }
+            return value + sloped(shared, slope) + recorded(last, theta) + pulled(torch.zeros(()), shared, pulls)
+
+        start = worn.begin(received)
+        both = {"shared": start, "recorded": client.model}
+        fitted = fit(objective, both, shard, self.solver, given=(worn.pulls,))
+        return PFedMeClient(fitted.params["recorded"]), fitted.params["shared"], {"loss": fitted.loss}
+
+    def personalize(self, task, received, client, shard):
+        return client.model
+
+    @property
+    def scored(self):
+        return "local"

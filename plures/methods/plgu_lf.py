@@ -1,0 +1,113 @@
+"""PLGU-LF: a shared model that learns where personal models find it sharp, and personal layers that stay.
+
+Liu et al., Prevent Poorly-served Clients: Personalized Federated Learning with Layer-wise Generalization, 2023.
+
+A client scores each layer by how far its personal model is from the received one. The D highest stay
+personal; the others of the personal model are replaced by the received ones. Then in every step
+    g = slope of the personal model,   eps = rho * score * g / |g|  (one norm over the whole model),
+    personal <- personal - lr g,       shared <- shared - lr (slope of the shared model at shared + eps).
+
+Differs from the paper: equation 5 is read with the exponent 1/p, for which it is SAM's solution, not
+p - 1; scores have mean one, so that equal scores are SAM. All layers are perturbed, with the slope of
+the personal model (two passes a step); `perturb`, `eps_from` and `grad_at` give the other readings.
+A normalisation layer has the score of the layer before it.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from .. import layerscores, tree
+from ..fit import fit, sloped
+from ..method import Method, average, setting, weights_setting
+from ..sharpness import moved, perturbation, statistics_only
+from ..tree import Params
+
+
+class PlguLfClient(NamedTuple):
+    model: Params  # personal, never uploaded
+
+
+def rho_setting():
+    return setting(0.05, "how far uphill the slope of the shared model is taken", least=0)
+
+
+def q_setting():
+    return setting(2.0, "norm of the slopes; 2 as in SAM, 1 takes their signs", least=1)
+
+
+def score_setting():
+    return setting("mean", "distance of a layer: its length by weights, or by their root", choices=("mean", "rms"))
+
+
+def scale_setting():
+    return setting("mean1", "scores have mean one, sum one, or are the distances", choices=("mean1", "sum1", "raw"))
+
+
+def norm_setting():
+    return setting(False, "whether normalisation layers are scored as layers of their own")
+
+
+@dataclass(frozen=True)
+class PlguLf(Method):
+    """A shared model sharpened by layers, and a personal model that keeps its most personal layers."""
+
+    personal: int = setting(5, "how many layers stay personal", least=0)
+    rho: float = rho_setting()
+    q: float = q_setting()
+    score: str = score_setting()
+    scale: str = scale_setting()
+    score_norm_layers: bool = norm_setting()
+    perturb: str = setting(
+        "all", "layers of the shared model that are perturbed: all, universal, personal", choices=("all", "uni", "per")
+    )
+    eps_from: str = setting("theta", "whose slope: the personal model's, or the shared one's", choices=("theta", "w"))
+    grad_at: str = setting("w", "which model is perturbed to move the shared one", choices=("w", "theta"))
+    weights: str = weights_setting("uniform")
+
+    def merge(self, task, server, ids, uploads, sizes):
+        return average(uploads, sizes, self.weights)
+
+    def init_client(self, task, params):
+        return PlguLfClient(params)
+
+    def scored_against(self, task, own, received):
+        """For every tensor its layer's score, and whether its layer is personal."""
+        layer_of = layerscores.scored_layers(task, received, self.score_norm_layers)
+        each = layerscores.scores(task, own, received, layer_of, self.score, self.scale)
+        return layerscores.by_tensor(each, layer_of), layerscores.by_tensor(
+            layerscores.most(each, self.personal), layer_of
+        )
+
+    def train(self, task, received, client, shard):
+        def objective(both, batch, scores):
+            own, shared = both["own"], both["shared"]
+
+            def loss(params):
+                return task.loss(params, batch)
+
+            slopes, own_loss = torch.func.grad_and_value(loss)(tree.detach(own))
+            has_statistics = len(tree.trainable(shared)) < len(shared)
+            still = torch.func.grad(loss)(tree.detach(shared)) if self.eps_from == "w" or has_statistics else {}
+            eps = perturbation(slopes if self.eps_from == "theta" else still, self.rho, scores, self.q)
+            if self.grad_at == "w":
+                shared_loss = loss(moved(shared, eps))
+            else:
+                uphill, shared_loss = torch.func.grad_and_value(loss)(moved(tree.detach(own), eps))
+                shared_loss = shared_loss + sloped(tree.trainable(shared), tree.trainable(uphill))
+            return own_loss + sloped(own, slopes) + shared_loss + statistics_only(shared, still)
+
+        scores, personal = self.scored_against(task, client.model, received)
+        own = {name: torch.where(personal[name] > 0, x, received[name]) for name, x in client.model.items()}
+        touched = {"all": lambda p: torch.ones_like(p), "uni": lambda p: 1 - p, "per": lambda p: p}[self.perturb]
+        scores = {name: x * touched(personal[name]) for name, x in scores.items()}
+        fitted = fit(objective, {"own": own, "shared": received}, shard, self.solver, given=(scores,))
+        return PlguLfClient(fitted.params["own"]), fitted.params["shared"], {"loss": fitted.loss}
+
+    def personalize(self, task, received, client, shard):
+        return client.model
+
+    @property
+    def scored(self):
+        return "local"
