@@ -13,11 +13,13 @@ from rich.console import Console
 from safetensors.torch import save
 
 from . import __version__, report, show
+from .adapt import from_counts, from_rows
 from .compare import compare as compare_methods
 from .config import Config, make_config, read_toml, to_toml
 from .errors import PluresError, UsageError, unknown
 from .run import Result, new_folder, opened, set_scene, start
 from .run import resume as resume_run
+from .tree import Params
 
 app = typer.Typer(
     name="plures",
@@ -149,7 +151,7 @@ def compare(
     """The same split, schedule and start for several methods; a table and a report."""
     console = _console(to_stderr=as_json)
     chosen = make_config(_options(config, given, set_))
-    wanted = [chosen.seed] if seeds is None else _numbers(seeds)
+    wanted = [chosen.seed] if seeds is None else _numbers("--seeds", seeds)
     if dry_run:
         for method in methods:
             set_scene(chosen.model_copy(update={"method": method, "seed": wanted[0]}))
@@ -179,11 +181,11 @@ def compare(
     console.print(f"report: {page}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _numbers(text: str) -> list[int]:
+def _numbers(option: str, text: str) -> list[int]:
     try:
         return [int(item) for item in text.split(",")]
     except ValueError:
-        raise UsageError(f"--seeds takes whole numbers with commas between, got {text!r}") from None
+        raise UsageError(f"{option} takes whole numbers with commas between, got {text!r}") from None
 
 
 @app.command()
@@ -248,6 +250,14 @@ def doctor(
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
+def _write_model(path: Path, model: Params, about: dict[str, str]) -> None:
+    content = save({k: v.contiguous() for k, v in model.items()}, metadata={"plures": __version__, **about})
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from None
+
+
 @app.command()
 def export(
     folder: Annotated[Path, typer.Argument(help="a run folder", metavar="RUN")],
@@ -261,14 +271,46 @@ def export(
     try:
         model = run.personal_model(client)
         config = run.scene.config
-        about = {"plures": __version__, "method": config.method, "model": config.model, "client": str(client)}
-        out.write_bytes(save({k: v.contiguous() for k, v in model.items()}, metadata=about))
-    except OSError as error:
-        raise UsageError(f"cannot write {out}: {error.strerror}") from None
+        _write_model(out, model, {"method": config.method, "model": config.model, "client": str(client)})
     finally:
         run.close()
     n_weights = sum(x.numel() for x in model.values())
     console.print(f"{out}: {len(model)} tensors, {n_weights:,} numbers, after round {run.round}", markup=False)
+
+
+@app.command()
+def adapt(
+    folder: Annotated[Path, typer.Argument(help="a run folder", metavar="RUN")],
+    client_data: Annotated[
+        Path | None, typer.Option("--client-data", help="the new client's rows: a .npz or .csv file", metavar="FILE")
+    ] = None,
+    class_counts: Annotated[
+        str | None, typer.Option("--class-counts", help="instead of rows, how many there are of each class: 12,0,3")
+    ] = None,
+    epochs: Annotated[int, typer.Option("--epochs", help="passes over the new client's rows", min=0)] = 5,
+    out: Annotated[Path, typer.Option("-o", "--out", help="the file to write")] = Path("model.safetensors"),
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """A personal model for a client that was not in training."""
+    console = _console(to_stderr=as_json)
+    if (client_data is None) == (class_counts is None):
+        raise UsageError("give the new client's rows with --client-data FILE, or their numbers with --class-counts")
+    run = opened(folder, lambda line: console.print(line, markup=False))
+    try:
+        if client_data is not None:
+            found = from_rows(run, client_data, epochs)
+        else:
+            found = from_counts(run, _numbers("--class-counts", str(class_counts)))
+        _write_model(out, found.model, {"method": run.scene.config.method, "model": run.scene.config.model})
+    finally:
+        run.close()
+    if as_json:
+        print(json.dumps(found.summary | {"model": str(out)}, indent=2))
+        return
+    for number, accuracy in enumerate(found.summary.get("curve", [])):
+        console.print(f"after {number} epochs: {show.percent(accuracy)} of its test rows are right", markup=False)
+    console.print(f"{out}: {len(found.model)} tensors", markup=False, highlight=False)
 
 
 @app.command("report")

@@ -38,6 +38,12 @@ class Config(BaseModel):
     momentum: float = Field(0.0, ge=0, lt=1, description="of SGD")
     weight_decay: float = Field(0.0, ge=0, description="pull of the weights towards zero")
     optimizer: Literal["sgd", "adam"] = Field("sgd", description="local solver")
+    new_clients: int = Field(0, ge=0, description="clients held out of training, to be served as new ones at the end")
+    new_epochs: int = Field(5, ge=0, description="epochs that a new client adapts for")
+    attack: Literal["none", "labels", "random", "replace"] = Field(
+        "none", description="attackers train on random labels, upload noise, or enlarge their updates"
+    )
+    attackers: float = Field(0.2, ge=0, lt=1, description="share of clients that attack")
     seed: int = Field(0, ge=0, description="all randomness comes from it")
     executor: Literal["vectorised", "one_by_one"] = Field("vectorised", description="how clients are run")
 

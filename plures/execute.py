@@ -50,6 +50,16 @@ class Population(NamedTuple):
         """The clients that have rows to train on; the others sit out."""
         return [i for i, rows in enumerate(self.train) if len(rows)]
 
+    def parted(self, n_new: int) -> tuple["Population", "Population | None"]:
+        """The clients that train, and the last n, which are new; None when there are none."""
+        if n_new == 0:
+            return self, None
+        n = len(self.train) - n_new
+        if n < 1:
+            raise UsageError(f"{n_new} new clients of {len(self.train)} leave nobody to train; hold out fewer")
+        old = self._replace(train=self.train[:n], test=self.test[:n])
+        return old, self._replace(train=self.train[n:], test=self.test[n:])
+
     def with_public(self, n_each: int) -> tuple["Population", np.ndarray]:
         """The clients without n rows of each class, drawn from all of them, and these rows.
 

@@ -1,7 +1,8 @@
 """Partitions: which rows of a data set each client has, and which of these it is tested on.
 
-Each partition is a function from labels to one array of rows a client. It is feasible by construction
-or refuses with a reason, and its randomness comes from the generator it is given.
+Each partition is a function from labels to one array of rows a client; some then change the names of
+classes or leave rows out. It is feasible by construction or refuses with a reason, and its randomness
+comes from the generator it is given.
 """
 
 import json
@@ -96,6 +97,21 @@ def names_of_clients(dataset: Dataset, split: Split) -> tuple[str, ...]:
     if len(set(own)) < len(found):
         return ()
     return tuple(dataset.client_names[client] if dataset.client_names else str(client) for client in own)
+
+
+def drawn_last(split: Split, n: int, seed: int) -> Split:
+    """The same clients in their order, but n of them, drawn by the seed, at the end."""
+    if n == 0:
+        return split
+    chosen = set(
+        generator(seed, "new clients").choice(len(split.train), min(n, len(split.train)), replace=False).tolist()
+    )
+    order = sorted(range(len(split.train)), key=lambda i: (i in chosen, i))
+
+    def ordered(parts: list[np.ndarray]) -> list[np.ndarray]:
+        return [parts[i] for i in order]
+
+    return Split(ordered(split.train), ordered(split.test), ordered(split.labels) if split.labels else None)
 
 
 def relabelled(y: np.ndarray, split: Split) -> np.ndarray:
@@ -228,8 +244,8 @@ def main(y: np.ndarray, n_clients: int, k: int, rng: np.random.Generator) -> lis
     counts = _main_counts(is_main, k, supply)
     if counts is None:
         raise UsageError(
-            f"main:{k} cannot give each of {n_clients} clients rows of all {len(classes)} classes, 60 % of them from {k}: "
-            f"the smallest class has {supply.min()} rows. Use fewer clients or more main classes."
+            f"main:{k} cannot give each of {n_clients} clients rows of all {len(classes)} classes and 60 % from {k} "
+            f"of them: the smallest class has {supply.min()} rows. Use fewer clients or more main classes."
         )
     owner = np.full(len(y), -1, np.int64)
     for c, rows in enumerate(classes):

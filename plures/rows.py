@@ -13,6 +13,8 @@ import numpy as np
 from . import __version__
 from .checkpoint import disk_failure, write_text
 from .config import Config
+from .execute import Population
+from .newcomers import Newcomers
 
 
 class Evaluation(NamedTuple):
@@ -157,6 +159,20 @@ def clients(
                 "generic_accuracy": None if at is None or generic is None else float(generic[at]),
             }
         )
+    return out
+
+
+def new_clients(population: Population, found: Newcomers, names: tuple[str, ...]) -> list[dict[str, Any]]:
+    """A row for every client that was held out of training: its model after adaptation, and the generic one."""
+    first, place = found.first, {client: i for i, client in enumerate(found.ids)}
+    out = clients(population.train, population.test, population.y.numpy(), Evaluation([], {}, None, 0.0), ())
+    for row in out:
+        row["client"] += first
+        row["name"] = names[row["client"]] if names else ""
+        at = place.get(row["client"])
+        row["personal_accuracy"] = None if at is None else found.curve[-1][at]
+        row["generic_accuracy"] = None if at is None or found.generic is None else found.generic[at]
+        row["role"] = "new"
     return out
 
 

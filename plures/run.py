@@ -20,12 +20,13 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from . import __version__, checkpoint, datasets, execute, models, partition, rows, seeds, tree
+from . import __version__, attack, checkpoint, datasets, execute, models, newcomers, partition, rows, seeds, tree
 from .choose import all_settings, choose
 from .config import Config, make_config, read_toml, to_toml
 from .errors import DataError, Interrupted, RunFailed, UsageError
 from .execute import Executor, Population
 from .method import Each, Federation, Method, Same, Schedule
+from .newcomers import Newcomers
 from .store import ClientStore
 from .task import Task, build
 from .tree import Params, Tree
@@ -42,6 +43,8 @@ class Scene(NamedTuple):
     population: Population
     split: partition.Split
     names: tuple[str, ...] = ()  # of the clients, if the data has names for them
+    newcomers: Population | None = None  # clients that were held out of training; their ids follow the others'
+    attackers: tuple[int, ...] = ()
 
 
 def set_scene(config: Config, split_file: Path | None = None) -> Scene:
@@ -55,14 +58,24 @@ def set_scene(config: Config, split_file: Path | None = None) -> Scene:
         split = partition.read_split(split_file, len(data.y), data.n_classes)
     else:
         split = partition.make_split(data, config.partition, config.clients, config.seed, config.test_share)
+        split = partition.drawn_last(split, config.new_clients, config.seed)
     x, y = torch.from_numpy(data.x), torch.from_numpy(partition.relabelled(data.y, split))
     task = _task(config, x[0], data.n_classes, data.n_tokens)
     population = Population(x, y, split.train, split.test, data.n_classes, config.seed, task.smallest_batch)
+    config = config.model_copy(update={"clients": len(split.train), "settings": all_settings(method)})
+    population, newcomers = population.parted(config.new_clients)
     if not population.eligible():
         raise DataError("no client has a row to train on; choose fewer clients or another partition")
-    config = config.model_copy(update={"clients": len(split.train), "settings": all_settings(method)})
+    evil: tuple[int, ...] = ()
+    if config.attack != "none":
+        evil = tuple(attack.attackers(population.eligible(), config.attackers, config.seed))
+    if config.attack == "labels":
+        rows_of_evil = [population.train[i] for i in evil]
+        y = attack.poisoned(population.y, rows_of_evil, data.n_classes, config.seed)
+        population = population._replace(y=y)
     method, task, population = made_known(config, method, task, population)
-    return Scene(config, method, task, population, split, partition.names_of_clients(data, split))
+    names = partition.names_of_clients(data, split)
+    return Scene(config, method, task, population, split, names, newcomers, evil)
 
 
 def made_known(config: Config, method: Method, task: Task, population: Population) -> tuple[Method, Task, Population]:
@@ -111,7 +124,8 @@ class Run:
         self.scene, self.folder, self.say = scene, folder, say
         config, task, method = scene.config, scene.task, scene.method
         self.eligible = scene.population.eligible()
-        self.scored = [i for i in self.eligible if len(scene.population.test[i])]
+        honest = [i for i in self.eligible if i not in scene.attackers]
+        self.scored = [i for i in honest if len(scene.population.test[i])]
         sizes = scene.population.sizes()
         federation = Federation(sizes, torch.tensor(seeds.key_of(config.seed, "server")))
         self.round = 0
@@ -149,6 +163,11 @@ class Run:
             message = method.send(task, self.server, torch.tensor(ids))
             clients, uploads, metrics = self.executor.train(self.round, message, ids)
             self._check_losses(ids, metrics["loss"])
+            if scene.attackers:
+                evil = torch.tensor([i in scene.attackers for i in ids])
+                uploads = attack.changed(
+                    scene.config.attack, message, uploads, evil, ids, scene.config.seed, self.round
+                )
             fine = tree.all_finite(uploads, len(ids)) & tree.all_finite(clients, len(ids))
             if not fine.any():
                 raise RunFailed(
@@ -233,6 +252,16 @@ class Run:
             total = part if total is None else tree.add(total, part)
             n_rows += int(self.scene.population.sizes()[ids].sum())
         return tree.scale(1 / n_rows, total)
+
+    def welcome(self) -> Newcomers | None:
+        """Scores of the clients that were held out of training."""
+        scene = self.scene
+        if scene.newcomers is None:
+            return None
+        first, config = len(scene.population.train), scene.config
+        return newcomers.welcome(
+            scene.method, scene.task, self.server, scene.newcomers, first, config.new_epochs, config.executor
+        )
 
     def personal_model(self, client: int) -> Tree:
         """The model of one client, as `personalize` gives it now."""
@@ -407,8 +436,17 @@ def carry_out(scene: Scene, folder: Path | None, say: Say, watcher: Watcher, goi
             "refused_updates": run.refused,
             "digest": run.digest(),
         }
+        new = run.welcome()
+        if new is not None:
+            summary["new_clients"] = new.to_json()
+        if scene.attackers:
+            summary["attack"] = {"kind": config.attack, "attackers": list(scene.attackers)}
         population = scene.population
         clients = rows.clients(population.train, population.test, population.y.numpy(), evaluation, scene.names)
+        for row_of in clients:
+            row_of["role"] = "attacker" if row_of["client"] in scene.attackers else "client"
+        if new is not None and scene.newcomers is not None:
+            clients += rows.new_clients(scene.newcomers, new, scene.names)
         if folder is not None:
             rows.write_clients(folder, clients)
             checkpoint.write_text(folder / "summary.json", json.dumps(summary, indent=2) + "\n")

@@ -258,8 +258,12 @@ class Task:
     def row_bytes(self) -> int:
         """What the outputs of all layers take for one row: a measure of the memory of a forward pass."""
         sizes: list[int] = []
+
+        def count(_module: nn.Module, _inputs: Any, output: Any) -> None:
+            sizes.extend(x.nbytes for x in tree.leaves(output) if isinstance(x, Tensor))  # some give more than one
+
         hooks = [
-            module.register_forward_hook(lambda _module, _inputs, output: sizes.append(output.nbytes))
+            module.register_forward_hook(count)
             for module in self._inference.module.modules()
             if not list(module.children())
         ]

@@ -21,6 +21,7 @@ PRIMES = (10007, 10009, 10037, 10039)
 
 Step = Callable[[list[Tensor]], tuple[Tensor, list[Tensor | None]]]
 aten = torch.ops.aten
+_functorch: Any = torch._C._functorch  # private in torch: no other way to turn off vmap's fallback
 
 _known: dict[Hashable, Step] = {}
 
@@ -65,7 +66,10 @@ def _traced(plain: Step, tensors: list[Tensor], dims: Sequence[int | None]) -> S
         losses, slopes = plain(list(values))
         return [losses, *slopes]
 
+    fallback = _functorch._is_vmap_fallback_enabled()
     try:
+        # What vmap can do client by client only would be traced thousands of times: let it fail instead.
+        _functorch._set_vmap_fallback_enabled(False)
         module = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*wide)
         _clean(module.graph)
         if 0 in dims:
@@ -74,6 +78,8 @@ def _traced(plain: Step, tensors: list[Tensor], dims: Sequence[int | None]) -> S
         module.recompile()
     except Exception:  # what cannot be traced runs untraced: slower, the same numbers
         return None
+    finally:
+        _functorch._set_vmap_fallback_enabled(fallback)
     forward: Any = module.forward
 
     def step(values: list[Tensor]) -> tuple[Tensor, list[Tensor | None]]:

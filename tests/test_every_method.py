@@ -18,10 +18,34 @@ from plures.run import Run, cohort
 
 from .small import SIZES, played, run_of, scene_of, small_split
 
-# A blend that is learned for 12 epochs at most exercises all of it and saves most of the time.
-NAMES = [f"{name}:cap=12" if name == "fedala" else name for name in METHODS]
-NAMES += ["ditto+ala:cap=12", "fedrep+ala:cap=12", "fedrod+prox", "fedprox+ala:cap=12"]
-every_method = pytest.mark.parametrize("name", NAMES)
+# Settings that exercise all of a method in the few short rounds of these tests.
+QUICK = {
+    "fedala": "fedala:cap=12",
+    "pfedme": "pfedme:inner_steps=2",
+    "partialfed": "partialfed:warm_up=1",
+    "fedfomo": "fedfomo:models=2",
+    "apple": "apple:models=3",
+    "fedrep": "fedrep:head_epochs=2",
+    "plgu-grep": "plgu-grep:head_epochs=2",
+    "plgu-lf": "plgu-lf:personal=1",
+}
+NAMES = [QUICK.get(name, name) for name in METHODS]
+WORN = [
+    *["fedprox+ala:cap=12", "perfedavg+ala:cap=12", "fedrep:head_epochs=2+ala:cap=12", "ditto+ala:cap=12"],
+    *["pfedme:inner_steps=2+ala:cap=12", "fedamp+ala:cap=12", "fedphp+ala:cap=12", "partialfed:warm_up=1+ala:cap=12"],
+    *["fedrod+prox", "fedrod+scaffold", "fedrod+feddyn", "fedrod:head=hyper", "fedrod:loss=meta-bsm"],
+    *["fedrod:head=hyper+feddyn", "fedavg+brm", "fedavg+brm+ft", "fedprox+ft", "fedavg+c", "fedprox+c"],
+    *["pfedhn:private=head/statistics", "fedpermeta:share_head=true", "perfedavg:order=exact", "afml:latent=unit"],
+]
+
+
+def named(names):
+    """One worker for all tests of a method, so that its steps are traced once."""
+    return pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.xdist_group(n)) for n in names])
+
+
+every_method = named(NAMES)
+every_wearing = named([*NAMES, *WORN])
 both_models = pytest.mark.parametrize("model", ["mlp", "norm"])
 
 
@@ -46,7 +70,7 @@ def assert_same_state(a, b):
     assert_same_tensors(state(a), state(b))
 
 
-@every_method
+@every_wearing
 @both_models
 def test_stacked_equals_one_by_one(name, model):
     epochs, rounds = (2, 3) if model == "mlp" else (1, 2)  # BatchNorm enlarges rounding with every small batch
@@ -84,7 +108,7 @@ def test_a_group_holds_no_more_clients_than_fit_the_memory(monkeypatch):
     assert max(sizes) <= 3 and sum(sizes) == 20
 
 
-@every_method
+@every_wearing
 @both_models
 def test_padding_changes_nothing(name, model):
     scene = scene_of(name, model)
@@ -119,7 +143,7 @@ def test_order_of_the_cohort_does_not_matter(name):
     assert_same_tensors(results[0], results[1])
 
 
-@every_method
+@every_wearing
 def test_number_of_workers_changes_no_bit(name):
     one = played(run_of(name, "norm", workers=1), 2)
     three = played(run_of(name, "norm", workers=3), 2)
@@ -145,9 +169,9 @@ def test_clients_that_are_not_chosen_keep_their_state(name):
     assert torch.equal(written[others], run.store.written[others])
 
 
-@every_method
-@both_models
-def test_save_load_go_on_equals_never_stopped(name, model, tmp_path):
+@every_wearing
+def test_save_load_go_on_equals_never_stopped(name, tmp_path):
+    model = "norm"
     whole = played(run_of(name, model, participation=0.5, lr_decay=0.9), 4)
     first = run_of(name, model, tmp_path, participation=0.5, lr_decay=0.9)
     played(first, 2)
@@ -158,7 +182,7 @@ def test_save_load_go_on_equals_never_stopped(name, model, tmp_path):
     assert played(second, 2).digest() == whole.digest()
 
 
-@every_method
+@every_wearing
 def test_evaluation_changes_no_bit_of_training(name):
     looked_at, unseen = run_of(name, "norm"), played(run_of(name, "norm"), 3)
     try:
@@ -212,7 +236,7 @@ def test_learns_on_a_small_real_split(name):
     assert all(torch.isfinite(x).all() for model in result.models.values() for x in model.values())
 
 
-@every_method
+@every_wearing
 def test_personal_models_fit_the_model_and_predict_what_was_scored(name):
     run = run_of(name, "norm")
     task, population = run.scene.task, run.scene.population

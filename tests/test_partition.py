@@ -7,12 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import plures
 from plures import partition
+from plures import rows as tables
+from plures.config import make_config
 from plures.datasets import Dataset
 from plures.errors import DataError, UsageError
-from plures.partition import PARTITIONS, Split, make_split, parse, read_split, split_to_json
+from plures.partition import PARTITIONS, Split, make_split, parse, read_split, relabelled, split_to_json
+from plures.run import open_scene, set_scene
 
-EXAMPLES = ["iid", "dirichlet:0.1", "dirichlet-class:0.3", "pathological:2", "labels:2"]
+DEALT = ["iid", "dirichlet:0.1", "dirichlet-class:0.3", "pathological:2", "labels:2", "main:1", "relabel:0.5"]
+EXAMPLES = [*DEALT, "longtail:3"]
 seeds = st.integers(0, 2**32)
 
 
@@ -22,6 +27,13 @@ def labelled(counts, test_counts=()) -> Dataset:
     test = np.repeat(np.arange(len(test_counts)), test_counts)
     y = np.concatenate([train, test]).astype(np.int64)
     return Dataset("made", np.zeros((len(y), 1), np.float32), y, len(counts), len(train), None)
+
+
+def owned(client, n_test: int = 0, names=()) -> Dataset:
+    """A data set of one class whose rows have these clients; the last `n_test` rows are its test part."""
+    n = len(client)
+    y, x = np.zeros(n, np.int64), np.zeros((n, 1), np.float32)
+    return Dataset("made", x, y, 1, n - n_test, np.array(client), client_names=names)
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -51,6 +63,11 @@ def classes_of(y: np.ndarray, rows: list[np.ndarray]) -> list[list[int]]:
         ("dirichlet-class:1e-3", ("dirichlet-class", 0.001)),
         ("pathological:2", ("pathological", 2.0)),
         ("labels:10", ("labels", 10.0)),
+        ("main:2", ("main", 2.0)),
+        ("relabel:0", ("relabel", 0.0)),
+        ("relabel:1", ("relabel", 1.0)),
+        ("longtail:1", ("longtail", 1.0)),
+        ("natural", ("natural", None)),
     ],
 )
 def test_parse_gives_name_and_value(text, expected):
@@ -62,27 +79,47 @@ def test_parse_of_an_unknown_name_names_the_nearest_one():
         parse("dirichle:0.1")
 
 
-@pytest.mark.parametrize("name", ["dirichlet", "dirichlet-class", "pathological", "labels"])
-@pytest.mark.parametrize("value", ["", ":", ":many", ":0", ":-1", ":nan", ":inf", ":1:2"])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        (name, value)
+        for name, kind in PARTITIONS.items()
+        if kind.needs_value
+        for value in ["", ":", ":many", ":0", ":-1", ":nan", ":inf", ":1:2"]
+        if (name, value) != ("relabel", ":0")
+    ],
+)
 def test_parse_of_a_wrong_value_gives_an_example(name, value):
     with pytest.raises(UsageError, match=rf"{name}{value}'.* e\.g\. {name}:[0-9.]+"):
         parse(name + value)
 
 
-@pytest.mark.parametrize("text", ["pathological:1.5", "labels:0.5"])
+@pytest.mark.parametrize("text", ["relabel:1.01", "longtail:0.99"])
+def test_parse_refuses_a_value_beyond_the_range_of_a_partition(text):
+    with pytest.raises(UsageError, match="needs a number from"):
+        parse(text)
+
+
+@pytest.mark.parametrize("text", ["pathological:1.5", "labels:0.5", "main:1.5"])
 def test_parse_refuses_a_fraction_of_a_class(text):
     with pytest.raises(UsageError, match="a whole number of classes"):
         parse(text)
 
 
-def test_parse_refuses_a_value_for_iid():
-    with pytest.raises(UsageError, match="iid takes no value"):
-        parse("iid:3")
+@pytest.mark.parametrize("name", ["iid", "natural"])
+def test_parse_refuses_a_value_for_a_partition_that_takes_none(name):
+    with pytest.raises(UsageError, match=f"{name} takes no value"):
+        parse(f"{name}:3")
 
 
 def test_every_example_in_the_value_help_can_be_parsed():
-    examples = [kind.value_help.split("e.g. ")[1] for kind in PARTITIONS.values() if kind.needs_value]
-    assert [parse(example)[0] for example in examples] == ["dirichlet", "dirichlet-class", "pathological", "labels"]
+    examples = {name: kind.value_help.split("e.g. ")[1] for name, kind in PARTITIONS.items() if kind.needs_value}
+    assert [parse(example)[0] for example in examples.values()] == list(examples)
+
+
+def test_every_partition_has_a_description_of_one_line():
+    assert [*PARTITIONS][-4:] == ["main", "relabel", "longtail", "natural"]
+    assert all(kind.description and "\n" not in kind.description for kind in PARTITIONS.values())
 
 
 # --- make_split ---
@@ -105,7 +142,7 @@ def test_split_uses_no_row_twice_and_sorts_them(text, counts, n_clients, seed, s
         assert part.dtype == np.int64 and (np.diff(part) > 0).all()
 
 
-@pytest.mark.parametrize("text", ["iid", "dirichlet:0.1", "dirichlet-class:0.3"])
+@pytest.mark.parametrize("text", ["iid", "dirichlet:0.1", "dirichlet-class:0.3", "relabel:0.5"])
 @given(
     counts=st.lists(st.integers(4, 40), min_size=1, max_size=5),
     test_counts=st.lists(st.integers(0, 9), max_size=5),
@@ -125,7 +162,7 @@ def test_split_depends_on_the_seed_alone(text):
     assert first == again != other
 
 
-@pytest.mark.parametrize("text", EXAMPLES)
+@pytest.mark.parametrize("text", DEALT)
 def test_test_share_does_not_change_which_rows_a_client_has(text):
     data = labelled([50, 60, 70])
     some, more = (clients(make_split(data, text, 5, 3, share)) for share in (0.2, 0.6))
@@ -145,6 +182,26 @@ def test_split_of_70000_rows_is_fast(text):
     start = time.perf_counter()
     make_split(data, text, 100, 0)
     assert time.perf_counter() - start < 2
+
+
+@pytest.mark.parametrize("text", EXAMPLES)
+def test_split_has_20_clients_if_nobody_says_how_many(text):
+    assert len(make_split(labelled([100, 100, 100]), text, None, 0).train) == 20
+
+
+@pytest.mark.parametrize("text", [text for text in EXAMPLES if text != "iid"])
+def test_rows_with_many_labels_are_not_dealt_by_class(text):
+    data = owned([0] * 50)._replace(y=np.zeros((50, 7), np.int64))
+    with pytest.raises(UsageError, match=r"each row of the data has 7 labels.* natural or iid"):
+        make_split(data, text, 2, 0)
+
+
+@pytest.mark.parametrize("text", ["iid", "natural"])
+def test_rows_with_many_labels_are_tested_on_a_random_share(text):
+    data = owned([0] * 8 + [1] * 8)._replace(y=np.arange(16 * 3).reshape(16, 3))
+    split = make_split(data, text, 2, 0)
+    assert [len(rows) for rows in split.train] == [6, 6] and [len(rows) for rows in split.test] == [2, 2]
+    assert all_rows(split) == list(range(16))
 
 
 @pytest.mark.parametrize("n_clients", [0, -3])
@@ -334,7 +391,7 @@ def test_dirichlet_class_gives_test_rows_in_the_shares_of_the_train_rows(seed):
 
 def test_dirichlet_class_splits_each_client_if_there_is_no_test_part():
     split = make_split(labelled([400, 400]), "dirichlet-class:1", 4, 0)
-    assert all(len(test) == round(0.25 * (len(test) + len(train))) for train, test in zip(*split, strict=True))
+    assert all(len(test) == round(0.25 * (len(test) + len(train))) for train, test in zip(*split[:2], strict=True))
 
 
 @pytest.mark.parametrize("alpha", [5e-324, 1e-300, 1e-12])
@@ -480,6 +537,250 @@ def test_labels_refuses_one_row_a_client():
         make_split(labelled([5, 5]), "labels:1", 6, 0)
 
 
+# --- main ---
+
+
+def table_of(y: np.ndarray, rows: list[np.ndarray]) -> np.ndarray:
+    """[client, class], rows of each."""
+    return np.array([np.bincount(y[r], minlength=int(y.max()) + 1) for r in rows])
+
+
+def test_main_uses_all_rows_of_classes_that_are_equal():
+    # 5 clients of 20 rows: 6 of each of 2 main classes and 1 of each of 8 others. Each class is main for one
+    # client, which has 6 rows of it, and the 4 others have one each.
+    y = labelled([10] * 10).y
+    table = table_of(y, partition.main(y, 5, 2, rng()))
+    assert (np.sort(table) == [1] * 8 + [6, 6]).all() and (table.sum(0) == 10).all()
+
+
+def test_main_takes_two_classes():
+    y = labelled([30, 30]).y
+    table = table_of(y, partition.main(y, 6, 1, rng()))
+    assert sorted(table.tolist()) == [[4, 6]] * 3 + [[6, 4]] * 3
+
+
+def test_main_is_limited_by_the_scarcest_class():
+    # Both clients have the same size. One has 60 % of class 1, the other 40 %: together one client's size, which
+    # the 12 rows of class 1 allow to be 12. The first has 7 of them (7.2), the second 5 (4.8).
+    y = labelled([500, 12]).y
+    assert sorted(table_of(y, partition.main(y, 2, 1, rng())).tolist()) == [[5, 7], [7, 5]]
+
+
+@given(
+    counts=st.lists(st.integers(40, 80), min_size=2, max_size=8),
+    n_clients=st.integers(1, 15),
+    k=st.integers(1, 4),
+    seed=seeds,
+)
+@settings(max_examples=100, deadline=None)
+def test_main_gives_equal_sizes_all_classes_and_60_percent_of_k(counts, n_clients, k, seed):
+    y = labelled(counts).y
+    k = min(k, (3 * len(counts) - 1) // 5)
+    table = table_of(y, partition.main(y, n_clients, k, rng(seed)))
+    size = int(table[0].sum())
+    assert (table.sum(1) == size).all() and table.min() >= 1
+    is_main = np.zeros(table.shape, bool)
+    ordered = np.argsort(-table, axis=1, kind="stable")
+    np.put_along_axis(is_main, ordered[:, :k], True, axis=1)
+    main_rows = np.where(is_main, table, 0).sum(1)
+    assert (np.abs(main_rows - 0.6 * size) <= 0.5 + 1e-9).all()
+    for own, mine in zip(table, is_main, strict=True):
+        assert np.ptp(own[mine]) <= 1 and np.ptp(own[~mine]) <= 1
+    # As large as can be, but for rounding: a client has at most one row of each class less.
+    shares = np.where(is_main, 0.6 / k, 0.4 / (len(counts) - k)).sum(0)
+    assert size > min((np.array(counts) - n_clients) / shares) - 1
+
+
+def test_main_deals_main_classes_equally_often():
+    y = labelled([200] * 10).y
+    table = table_of(y, partition.main(y, 25, 2, rng()))
+    often = (table > 20).sum(0)  # 80 rows a client: 24 of a main class, 4 of another
+    assert often.sum() == 50 and often.max() - often.min() <= 1
+
+
+@pytest.mark.parametrize(("k", "n_classes", "most"), [(2, 2, 1), (3, 5, 2), (6, 10, 5), (1, 1, 0)])
+def test_main_refuses_main_classes_that_would_not_be_larger(k, n_classes, most):
+    with pytest.raises(UsageError, match=rf"main:{k} .* has {n_classes} classes\. Use at most {most}\."):
+        make_split(labelled([50] * n_classes), f"main:{k}", 2, 0)
+
+
+def test_main_refuses_clients_that_cannot_have_all_classes():
+    with pytest.raises(UsageError, match=r"main:1 cannot give each of 4 clients .* has 3 rows\. Use fewer clients"):
+        make_split(labelled([90, 3, 90]), "main:1", 4, 0)
+
+
+# --- relabel ---
+
+
+def test_relabel_deals_rows_as_dirichlet_does():
+    data = labelled([50, 60, 70])
+    split, plain = make_split(data, "relabel:0", 5, 3), make_split(data, "dirichlet:0.5", 5, 3)
+    assert split_to_json(split._replace(labels=None)) == split_to_json(plain)
+
+
+def test_relabel_with_zeta_one_is_plain():
+    data = labelled([50, 60, 70])
+    assert split_to_json(make_split(data, "relabel:1", 5, 3)) == split_to_json(make_split(data, "dirichlet:0.5", 5, 3))
+
+
+@pytest.mark.parametrize(
+    ("zeta", "n_clients", "expected"), [("0", 6, 6), ("0.5", 5, 3), ("0.9", 5, 1), ("0.91", 5, 0), ("0.3", 20, 14)]
+)
+def test_relabel_renames_at_a_share_of_the_clients(zeta, n_clients, expected):
+    # With 30 classes, that a random permutation is the identity does not happen.
+    split = make_split(labelled([20] * 30), f"relabel:{zeta}", n_clients, 0)
+    names = split.labels or [np.arange(30)] * n_clients
+    assert [sorted(own.tolist()) for own in names] == [list(range(30))] * n_clients
+    assert sum((own != np.arange(30)).any() for own in names) == expected
+
+
+def test_relabel_gives_each_client_names_of_its_own():
+    split = make_split(labelled([20] * 30), "relabel:0", 6, 0)
+    assert split.labels is not None and len({tuple(own) for own in split.labels}) == 6
+
+
+def test_relabel_chooses_clients_by_the_seed():
+    def chosen(seed: int) -> tuple[bool, ...]:
+        split = make_split(labelled([20] * 10), "relabel:0.5", 6, seed)
+        return tuple(bool((own != np.arange(10)).any()) for own in split.labels or [])
+
+    assert len({chosen(seed) for seed in range(10)}) > 3 and chosen(2) == chosen(2)
+
+
+def test_relabelled_names_the_classes_of_train_and_test_rows_alike():
+    y = np.array([0, 1, 2, 0, 1, 2, 0])
+    turned, same = np.array([1, 2, 0]), np.arange(3)
+    split = Split([np.array([0, 1]), np.array([3])], [np.array([2]), np.array([4, 5])], [turned, same])
+    assert relabelled(y, split).tolist() == [1, 2, 0, 0, 1, 2, 0]
+    assert relabelled(y, split._replace(labels=None)) is y
+
+
+# --- longtail ---
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_longtail_falls_by_the_same_factor_from_class_to_class(seed):
+    data = labelled([900, 900, 900], [30, 30, 30])
+    split = make_split(data, "longtail:9", 4, seed)
+    assert np.bincount(data.y[np.concatenate(split.train)]).tolist() == [900, 300, 100]
+    assert sorted(np.concatenate(split.test).tolist()) == list(range(2700, 2790))
+
+
+def test_longtail_is_limited_by_the_class_that_is_scarce_for_its_place():
+    # 500 to 50 would need 158 rows of class 1 between them, but it has 79: half of all numbers.
+    data = labelled([500, 79, 500], [1, 1, 1])
+    assert np.bincount(data.y[np.concatenate(make_split(data, "longtail:10", 3, 0).train)]).tolist() == [249, 79, 24]
+
+
+def test_longtail_with_ratio_one_balances_the_classes():
+    data = labelled([50, 80, 60], [1, 1, 1])
+    assert np.bincount(data.y[np.concatenate(make_split(data, "longtail:1", 3, 0).train)]).tolist() == [50, 50, 50]
+
+
+@pytest.mark.parametrize("ratio", ["1e9", "1.7e308"])
+def test_longtail_leaves_at_least_one_row_of_a_class(ratio):
+    data = labelled([50, 50, 50], [1, 1, 1])
+    assert np.bincount(data.y[np.concatenate(make_split(data, f"longtail:{ratio}", 3, 0).train)])[2] == 1
+
+
+def test_longtail_of_one_class_uses_all_rows():
+    assert len(np.concatenate(make_split(labelled([50], [5]), "longtail:10", 2, 0).train)) == 50
+
+
+def test_longtail_keeps_the_shares_of_the_clients():
+    data = labelled([1000] * 3, [10] * 3)
+    plain, tail = (make_split(data, text, 5, 0) for text in ("dirichlet-class:0.3", "longtail:10"))
+    before, after = table_of(data.y, plain.train), table_of(data.y, tail.train)
+    np.testing.assert_allclose(after / after.sum(0), before / 1000, atol=1 / 100)  # less than a row of the last class
+
+
+def test_longtail_sets_test_rows_aside_before_rows_are_left_out():
+    # A quarter of each client's rows of each class, so about as many of each class.
+    data = labelled([400, 400])
+    split, plain = make_split(data, "longtail:20", 4, 0), make_split(data, "dirichlet-class:0.3", 4, 0)
+    tested = np.bincount(data.y[np.concatenate(split.test)])
+    assert abs(tested - 100).max() <= 4
+    assert [rows.tolist() for rows in split.test] == [rows.tolist() for rows in plain.test]
+    trained = np.bincount(data.y[np.concatenate(split.train)])
+    assert trained[0] >= 290 and trained[1] == trained[0] // 20
+
+
+# --- natural ---
+
+
+def test_natural_gives_the_datas_own_clients():
+    split = make_split(owned([7, 3, 7, 3, 7, 3, 3, 7]), "natural", None, 0)
+    assert [sorted(rows) for rows in clients(split)] == [[1, 3, 5, 6], [0, 2, 4, 7]]
+    assert [len(rows) for rows in split.test] == [1, 1]
+
+
+def test_natural_keeps_the_datas_own_test_rows():
+    split = make_split(owned([0, 1, 0, 1, 0, 1], n_test=2), "natural", None, 0)
+    assert [rows.tolist() for rows in split.train] == [[0, 2], [1, 3]]
+    assert [rows.tolist() for rows in split.test] == [[4], [5]]
+
+
+def test_natural_leaves_out_clients_without_rows_to_train_on():
+    split = make_split(owned([0, 2, 1, 2, 3], n_test=3), "natural", None, 0)
+    assert [rows.tolist() for rows in split.train] == [[0], [1]]
+    assert [rows.tolist() for rows in split.test] == [[], [3]]
+
+
+@given(
+    client=st.lists(st.integers(-5, 5), min_size=1, max_size=40),
+    n_clients=st.integers(1, 11),
+    seed=seeds,
+)
+@settings(max_examples=60, deadline=None)
+def test_natural_draws_some_clients_in_their_order_or_refuses(client, n_clients, seed):
+    data, own = owned(client), sorted(set(client))
+    if n_clients > len(own):
+        with pytest.raises(UsageError, match=f"make {n_clients} clients: made has {len(own)} .*at most {len(own)}"):
+            make_split(data, "natural", n_clients, seed)
+    else:
+        rows = clients(make_split(data, "natural", n_clients, seed))
+        whose = [set(np.array(client)[r].tolist()) for r in rows]
+        assert all(len(ids) == 1 for ids in whose)
+        drawn = [ids.pop() for ids in whose]
+        assert drawn == sorted(set(drawn)) and len(drawn) == n_clients
+        assert [len(r) for r in rows] == [client.count(c) for c in drawn]
+
+
+def test_natural_draws_by_the_seed():
+    data = owned(np.repeat(np.arange(10), 2))
+    drawn = {tuple(np.concatenate(clients(make_split(data, "natural", 3, seed)))) for seed in range(10)}
+    assert len(drawn) > 5
+
+
+@pytest.mark.parametrize("n_clients", [None, 2])
+def test_natural_is_refused_if_the_data_has_no_clients(n_clients):
+    with pytest.raises(UsageError, match="natural needs data with clients of its own, and made has none"):
+        make_split(labelled([10, 10]), "natural", n_clients, 0)
+
+
+def test_clients_are_named_like_the_datas_own():
+    data = owned([0, 1, 2] * 4, names=("ann", "bob", "cat"))
+    assert partition.names_of_clients(data, make_split(data, "natural", None, 0)) == ("ann", "bob", "cat")
+    some = make_split(data, "natural", 2, 0)
+    expected = tuple(data.client_names[rows[0] % 3] for rows in some.train)
+    assert partition.names_of_clients(data, some) == expected
+
+
+def test_clients_of_data_without_names_are_named_by_their_numbers():
+    data = owned([12, 40, 12, 40])
+    assert partition.names_of_clients(data, make_split(data, "natural", None, 0)) == ("12", "40")
+
+
+@pytest.mark.parametrize("data", [owned([0, 1] * 8, names=("a", "b")), labelled([8, 8])], ids=["mixed", "none"])
+def test_clients_that_are_not_the_datas_own_have_no_names(data):
+    assert partition.names_of_clients(data, make_split(data, "iid", 2, 0)) == ()
+
+
+def test_two_clients_with_rows_of_one_own_client_have_no_names():
+    data = owned([0, 0, 0, 0], names=("a",))
+    assert partition.names_of_clients(data, make_split(data, "iid", 2, 0)) == ()
+
+
 # --- train and test rows of a client ---
 
 
@@ -557,16 +858,23 @@ def test_split_file_text_is_one_list_a_client():
     assert json.loads(split_to_json(split)) == {"train": [[0, 2], [3]], "test": [[1], []]}
 
 
+def test_split_file_has_names_of_classes_only_if_clients_rename_them():
+    split = Split([np.array([0])], [np.array([1])], [np.array([1, 0])])
+    assert json.loads(split_to_json(split)) == {"train": [[0]], "test": [[1]], "labels": [[1, 0]]}
+
+
 @pytest.mark.parametrize("text", EXAMPLES)
 def test_split_file_is_read_as_it_was_written(tmp_path, text):
     split = make_split(labelled([40, 40, 40], [4, 4, 4]), text, 5, 0)
-    again = read_split(write(tmp_path, split_to_json(split)), 132)
-    for one, other in zip([*split.train, *split.test], [*again.train, *again.test], strict=True):
+    again = read_split(write(tmp_path, split_to_json(split)), 132, 3)
+    assert (split.labels is None) == (again.labels is None)
+    both = [[*s.train, *s.test, *(s.labels or [])] for s in (split, again)]
+    for one, other in zip(*both, strict=True):
         np.testing.assert_array_equal(one, other, strict=True)
 
 
 def test_split_file_rows_are_sorted_when_read(tmp_path):
-    split = read_split(write(tmp_path, {"train": [[5, 1]], "test": [[]]}), 6)
+    split = read_split(write(tmp_path, {"train": [[5, 1]], "test": [[]]}), 6, 2)
     assert split.train[0].tolist() == [1, 5] and split.test[0].dtype == np.int64
 
 
@@ -593,19 +901,60 @@ def test_split_file_rows_are_sorted_when_read(tmp_path):
         ({"train": [[1], []], "test": [[], [1]]}, "row 1 is in 'train' of client 0 and in 'test' of client 1"),
         ({"train": [[1, 1]], "test": [[]]}, "row 1 is in 'train' of client 0 and in 'train' of client 0"),
         ({"train": [[], []], "test": [[4], [4]]}, "row 4 is in 'test' of client 0 and in 'test' of client 1"),
+        ({"train": [[1]], "test": [[]], "labels": 3}, "'labels' is not a list of lists"),
+        ({"train": [[1]], "test": [[]], "labels": []}, "1 clients in 'train' and 0 in 'labels'"),
+        ({"train": [[1]], "test": [[]], "labels": [[0, 1]]}, r"'labels' of client 0 is \[0, 1\]; .*from 0 to 2 once"),
+        ({"train": [[1]], "test": [[]], "labels": [[0, 1, 1]]}, "'labels' of client 0 is"),
+        ({"train": [[1]], "test": [[]], "labels": [[0, 2, True]]}, "'labels' of client 0 is"),
+        ({"train": [[1]], "test": [[]], "labels": [[0, 2, "1"]]}, "'labels' of client 0 is"),
+        ({"train": [[1]], "labels": [[0, 1, 2]]}, r"holds the keys \['labels', 'train'\]"),
     ],
 )
 def test_split_file_error_names_the_file_and_the_fault(tmp_path, content, words):
     with pytest.raises(DataError, match=rf"split\.json.*{words}"):
-        read_split(write(tmp_path, content), 10)
+        read_split(write(tmp_path, content), 10, 3)
 
 
 def test_split_file_that_is_not_text_is_named(tmp_path):
     (tmp_path / "split.json").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(DataError, match=r"split\.json is not JSON"):
-        read_split(tmp_path / "split.json", 10)
+        read_split(tmp_path / "split.json", 10, 3)
 
 
 def test_split_file_that_does_not_exist_is_named(tmp_path):
     with pytest.raises(DataError, match=r"split\.json cannot be read: No such file"):
-        read_split(tmp_path / "split.json", 10)
+        read_split(tmp_path / "split.json", 10, 3)
+
+
+# --- in a run ---
+
+
+def test_scene_without_a_number_of_clients_has_20_or_all_natural_ones(tmp_path):
+    for name in ("ann", "bob", "cat"):
+        (tmp_path / f"{name}.csv").write_text("1,2,0\n3,4,1\n5,6,1\n")
+    scene = set_scene(make_config({"data": str(tmp_path), "partition": "natural"}))
+    assert scene.config.clients == 3 and scene.names == ("ann", "bob", "cat")
+    assert set_scene(make_config({"data": str(tmp_path), "partition": "iid", "clients": 2})).names == ()
+    assert set_scene(make_config({})).config.clients == 20
+
+
+def test_run_folder_is_opened_with_the_clients_names_for_classes_and_for_themselves(tmp_path):
+    rng = np.random.default_rng(0)
+    arrays = {"x": rng.normal(size=(60, 3)), "y": rng.integers(0, 4, 60), "client": np.repeat([5, 7, 9], 20)}
+    np.savez(tmp_path / "d.npz", **arrays)
+    split = {"train": [[*range(10)], [*range(20, 30)]], "test": [[11], [31]], "labels": [[1, 2, 3, 0], [0, 1, 2, 3]]}
+    (tmp_path / "given.json").write_text(json.dumps(split))
+    options = {"data": str(tmp_path / "d.npz"), "split": str(tmp_path / "given.json"), "rounds": 1}
+    result = plures.run("fedavg", out=tmp_path / "run", **options)
+    assert [row["name"] for row in result.clients] == ["5", "7"]
+    assert json.loads((tmp_path / "run" / "split.json").read_text()) == split
+    scene = open_scene(tmp_path / "run")
+    assert scene.population.y[:10].tolist() == [(label + 1) % 4 for label in arrays["y"][:10]]
+    assert scene.population.y[20:30].tolist() == arrays["y"][20:30].tolist() and scene.names == ("5", "7")
+
+
+def test_rows_of_clients_count_the_classes_of_all_positions():
+    labels = np.array([[0, 1], [1, 1], [2, 0]])
+    none = tables.Evaluation([], {}, None, 0.0)
+    found = tables.clients([np.array([0, 1]), np.array([2])], [np.array([], np.int64)] * 2, labels, none, ("a", "b"))
+    assert [(row["name"], row["n_classes"]) for row in found] == [("a", 2), ("b", 2)]

@@ -6,7 +6,7 @@ The model of client i is sum_j p_ij core_j. A batch moves its own core, through 
 lam(r) * mu * |p_i - p0|^2 with p0 the shares of rows; lam falls from one to zero over the first rounds. The
 own core is uploaded; the server keeps cores and averages nothing. The weights stay with the client.
 
-Differs from the paper: with fewer than all others' cores sent, only those that were sent enter the sum; a client
+Differs from the paper: with fewer than all others' cores sent, the own core stands for those that were not; a client
 asks next for those with the largest weights, and for a random one. Statistics of BatchNorm are the own ones.
 """
 
@@ -94,6 +94,11 @@ class Apple(Method):
         shape = (torch.cos(math.pi * part) + 1) / 2 if self.fall == "cos" else 1e-3**part
         return torch.where(round < length, self.mu * shape, torch.zeros(()))
 
+    def parted(self, weights, whose):
+        """The weight of the own core, which stands for all that were not sent too, and those of the sent ones."""
+        theirs = (weights[None, :] * one_hot(whose, len(weights))).sum(1)
+        return weights.sum() - theirs.sum(), theirs
+
     def wanted(self, weights, me, shard):
         """The largest weights, and instead of the last of these a random one."""
         n = len(weights)
@@ -106,13 +111,12 @@ class Apple(Method):
         return torch.cat([first, rest[lot]])
 
     def train(self, task, received, client, shard):
-        def objective(trained, batch, cores, whose, me, start, pull):
+        def objective(trained, batch, cores, whose, start, pull):
             weights, core = trained["weights"], trained["core"]
             if self.solver.lr:
                 weights = paced(weights, self.weights_lr / self.solver.lr)
             core = paced(core, self.core_speed) if self.core_speed != 1 else core
-            own = (weights * one_hot(me, len(weights))).sum()
-            theirs = (weights[None, :] * one_hot(whose, len(weights))).sum(1)
+            own, theirs = self.parted(weights, whose)
             near = (weights - start).square().sum()
             return task.loss(summed(core, cores, own, theirs), batch) + pull * near
 
@@ -120,11 +124,10 @@ class Apple(Method):
         shares = received["sizes"] / received["sizes"].sum()
         start = one_hot(me, n).to(torch.float32) if self.one_hot else shares.to(torch.float32)
         weights = torch.where(client.rounds == 0, start, client.weights)
-        given = (received["cores"], received["whose"], me, start, self.pull(shard.round))
+        given = (received["cores"], received["whose"], start, self.pull(shard.round))
         fitted = fit(objective, {"core": client.core, "weights": weights}, shard, self.solver, given=given)
         core, weights = fitted.params["core"], fitted.params["weights"]
-        own = (weights * one_hot(me, n)).sum()
-        theirs = (weights[None, :] * one_hot(received["whose"], n)).sum(1)
+        own, theirs = self.parted(weights, received["whose"])
         model = summed(core, received["cores"], own, theirs)
         upload = {"core": core, "wanted": self.wanted(weights, me, shard)}
         return AppleClient(core, weights, model, client.rounds + 1), upload, {"loss": fitted.loss}
