@@ -24,7 +24,9 @@ class Config(BaseModel):
     data: str = Field("digits", description="name of a data set, an .npz file, or a FOLDER with one file a client")
     data_dir: str | None = Field(None, description="folder of data sets")
     model: str = Field("mlp", description="name of a model, or your own as module:Class")
-    partition: str = Field("dirichlet:0.1", description="how rows are dealt to clients")
+    partition: str | None = Field(
+        None, description="how rows are dealt to clients; if left out natural, or dirichlet:0.1 where the data has none"
+    )
     split: str | None = Field(None, description="file that says who has which rows, instead of a partition")
     test_share: float = Field(0.25, gt=0, lt=1, description="share of a client's rows that it is tested on")
     clients: int | None = Field(None, ge=1, description="number of clients; if left out 20, with natural all")

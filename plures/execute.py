@@ -264,10 +264,12 @@ class Executor:
         self._crew = _Crew(n_workers, self._do) if n_workers > 1 else None
 
     def _probe(self, message: Same | Each) -> Tree:
-        """What training returns, learned from a client with one row; the workers inherit what was traced for it."""
-        one_row = self.population._replace(train=[self.population.train[self.population.eligible()[0]][:1]], test=[])
-        shards = one_row.shards([0], "train", "probe", 0)
-        clients = tree.map(lambda x: x[None], self.store.initial)
+        """What training returns, learned from two clients with one row; the workers inherit what was traced for it."""
+        one_row = self.population.train[self.population.eligible()[0]][:1]
+        shards = self.population._replace(train=[one_row, one_row], test=[]).shards([0, 1], "train", "probe", 0)
+        clients = tree.map(lambda x: torch.stack([x, x]), self.store.initial)
+        if isinstance(message, Each):
+            message = Each(tree.map(lambda x: torch.cat([x, x]), message.tree))
         return tree.row(run_group(self.style, train_function(self.method, self.task), message, clients, shards), 0)
 
     def close(self) -> None:

@@ -11,7 +11,8 @@ import jinja2
 from . import rows
 from .checkpoint import write_text
 from .errors import UsageError
-from .show import in_bytes, percent
+from .memory import in_bytes
+from .show import percent
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8c564b", "#7f7f7f")
 

@@ -20,7 +20,20 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from . import __version__, attack, checkpoint, datasets, execute, models, newcomers, partition, rows, seeds, tree
+from . import (
+    __version__,
+    attack,
+    checkpoint,
+    datasets,
+    execute,
+    memory,
+    models,
+    newcomers,
+    partition,
+    rows,
+    seeds,
+    tree,
+)
 from .choose import all_settings, choose
 from .config import Config, make_config, read_toml, to_toml
 from .errors import DataError, Interrupted, RunFailed, UsageError
@@ -50,14 +63,17 @@ class Scene(NamedTuple):
 def set_scene(config: Config, split_file: Path | None = None) -> Scene:
     """Read the data, deal it out, build model and method. Raises where something cannot be."""
     method = choose(config.method, config.settings, config.solver())
-    partition.parse(config.partition)
+    if config.partition is not None:
+        partition.parse(config.partition)
     data = datasets.load(config.data, Path(config.data_dir) if config.data_dir else None)
+    if config.partition is None:
+        config = config.model_copy(update={"partition": "dirichlet:0.1" if data.client is None else "natural"})
     if split_file is None and config.split is not None:
         split_file = Path(config.split)
     if split_file is not None:
         split = partition.read_split(split_file, len(data.y), data.n_classes)
     else:
-        split = partition.make_split(data, config.partition, config.clients, config.seed, config.test_share)
+        split = partition.make_split(data, str(config.partition), config.clients, config.seed, config.test_share)
         split = partition.drawn_last(split, config.new_clients, config.seed)
     x, y = torch.from_numpy(data.x), torch.from_numpy(partition.relabelled(data.y, split))
     task = _task(config, x[0], data.n_classes, data.n_tokens)
@@ -133,6 +149,8 @@ class Run:
         self.refused = 0
         self.threads = torch.get_num_threads()
         torch.set_num_threads(1)  # so that any number of workers gives the same bits
+        n_cohort = len(cohort(config, self.eligible, 0, method.turns))
+        memory.refuse_too_large(memory.forecast(method, task, sizes, n_cohort))
         with torch.no_grad():
             self.server: Tree = method.init_server(task, task.initial, federation)
             self.store = ClientStore(
@@ -142,7 +160,6 @@ class Run:
                 folder / "state" if folder else None,
             )
             message = method.send(task, self.server, torch.tensor(self.eligible[:1]))
-        n_cohort = len(cohort(config, self.eligible, 0, method.turns))
         room = max(n_cohort, min(len(self.eligible), 256, (1 << 30) // tree.n_bytes(task.initial)))
         self.executor = Executor(
             method, task, scene.population, self.store, message, config.executor, config.workers, room

@@ -1,5 +1,6 @@
 """What users see in the terminal: progress, tables, and what `show`, `list` and `doctor` tell."""
 
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -11,27 +12,19 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from . import datasets, models, partition, rows, tree
-from .choose import choose, doc, setting_fields
-from .execute import groups
+from . import datasets, memory, models, partition, rows, tree
+from .choose import all_settings, choose, doc, setting_fields
+from .execute import groups, run_group, train_function
 from .fit import Solver
-from .method import Each, Federation
+from .memory import in_bytes
+from .method import Each, Federation, Same
 from .methods import METHODS
 from .parts import PARTS
 from .run import Result, Run, Scene, Watcher, cohort
 from .shard import batches_an_epoch
-from .store import table_bytes
+from .tree import Tree
 
 SECONDS_BETWEEN_LINES = 1.0  # where there is no terminal to draw a bar on
-
-
-def in_bytes(n: float) -> str:
-    """1,234,567 -> 1.2 MB"""
-    for unit in ("B", "kB", "MB", "GB"):
-        if n < 1000 or unit == "GB":
-            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
-        n /= 1000
-    raise AssertionError
 
 
 def percent(value: float | None) -> str:
@@ -156,27 +149,50 @@ def listing(what: str) -> list[tuple[str, str]]:
 
 def about_method(spec: str, scene: Scene) -> str:
     """The idea, the paper, the settings, and what travels and what stays for a model."""
-    method, task = choose(spec, {}, Solver()), scene.task
+    method = choose(spec, {}, Solver())
     base = spec.partition("+")[0].partition(":")[0]
-    lines = [doc(base), "", "Settings"]
-    fields = setting_fields(method)
+    lines = [doc(base), ""]
+    for text in spec.split("+")[1:]:
+        part = text.partition(":")[0]
+        lines += [f"Wearing {part}: {(sys.modules[PARTS[part].__module__].__doc__ or '').splitlines()[0]}", ""]
+    lines.append("Settings")
+    fields, values = setting_fields(method), all_settings(method)
     if not fields:
         lines.append("  none")
     for name, field in fields.items():
         allowed = f" ({' | '.join(field.metadata['choices'])})" if field.metadata["choices"] else ""
-        lines.append(f"  {name} = {field.default}{allowed}: {field.metadata['help']}")
-    federation = Federation(scene.population.sizes(), torch.tensor(0))
-    with torch.no_grad():
-        server = method.init_server(task, task.initial, federation)
-        client = method.init_client(task, task.initial)
-        message = method.send(task, server, torch.tensor(scene.population.eligible()[:1]))
+        lines.append(f"  {name} = {values[name]}{allowed}: {field.metadata['help']}")
+    server, client, message, upload = first_round(scene)
     down = tree.row(message.tree, 0) if isinstance(message, Each) else message.tree
     lines += ["", f"With model {scene.config.model} on {scene.config.data} and {scene.config.clients} clients"]
     kind = "each client its own" if isinstance(message, Each) else "the same for all"
     lines += _tensors(f"down, a client and round ({kind})", down)
+    lines += _tensors("up, a client and round", upload)
     lines += _tensors("kept by a client, never sent", client)
     lines += [f"  kept by the server: {in_bytes(tree.n_bytes(server))}"]
     return "\n".join(lines)
+
+
+def first_round(scene: Scene) -> tuple[Tree, Tree, Same | Each, Tree]:
+    """What server and client keep, what is sent, and what comes back, of one client with one row."""
+    method, task, population = scene.method, scene.task, scene.population
+    first = population.eligible()[0]
+    with torch.no_grad():
+        server = method.init_server(task, task.initial, Federation(population.sizes(), torch.tensor(0)))
+        client = method.init_client(task, task.initial)
+        message = method.send(task, server, torch.tensor([first]))
+    small = population._replace(train=[population.train[first][:1]], test=[])
+    state = tree.map(lambda x: x[None], client)
+    shards = small.shards([0], "train", "show", 0)
+    _, uploads, _ = run_group("one_by_one", train_function(method, task), message, state, shards)
+    return server, client, message, tree.row(uploads, 0)
+
+
+def traffic(scene: Scene) -> tuple[int, int]:
+    """Bytes down and up, a client and round, as they are in the first."""
+    _, _, message, upload = first_round(scene)
+    one = tree.row(message.tree, 0) if isinstance(message, Each) else message.tree
+    return scene.method.n_bytes(scene.task, one, upload)
 
 
 def _tensors(title: str, of: Any) -> list[str]:
@@ -211,20 +227,17 @@ def diagnosis(scene: Scene) -> list[str]:
         mark = "  <- head" if layer == task.head or task.is_head(names[0]) else ""
         shapes = ", ".join("x".join(map(str, task.initial[name].shape)) for name in names)
         lines.append(f"           {layer}: {shapes}{mark}")
-    with torch.no_grad():
-        server = method.init_server(task, task.initial, Federation(population.sizes(), torch.tensor(0)))
-        client = method.init_client(task, task.initial)
-        message = method.send(task, server, torch.tensor(eligible[:1]))
-    down = tree.n_bytes(tree.row(message.tree, 0) if isinstance(message, Each) else message.tree)
-    up = tree.n_bytes(method.shared(task, task.initial)) if down else 0
     ids = cohort(config, eligible, 0, method.turns)
-    state = table_bytes(client, len(sizes))
-    where = "in a file" if state > config.memory_limit_mb << 20 else "in memory"
+    needed = memory.forecast(method, task, population.sizes(), len(ids))
+    where = "in a file" if needed.clients > config.memory_limit_mb << 20 else "in memory"
+    if needed.held > 0.9 * memory.available():
+        free = f"{in_bytes(memory.available())} of memory are free"
+        return [*lines, f"memory     {needed.in_words()}: it does not fit, {free}"]
+    down, up = traffic(scene)
     lines += [
         f"traffic    {in_bytes(down)} down and {in_bytes(up)} up a client and round, "
         f"{in_bytes((down + up) * len(ids) * config.rounds)} in {config.rounds} rounds of {len(ids)} clients",
-        f"memory     {in_bytes(state)} of clients' state at most ({where}), "
-        f"{in_bytes(tree.n_bytes(server))} at the server",
+        f"memory     {needed.in_words()} ({where})",
     ]
     per_epoch = batches_an_epoch(sizes, config.batch, population.smallest)
     n_steps = [int(config.steps or per_epoch[i] * config.epochs) for i in ids]

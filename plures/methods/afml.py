@@ -14,6 +14,7 @@ normalisation layers are not random. `latent=vib`: features are means, and a lay
 variances; `latent=unit`: variance one, no further weights.
 """
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -39,7 +40,7 @@ class AfmlServer(NamedTuple):
 
 
 def inverse_softplus(value):
-    return torch.log(torch.expm1(torch.tensor(float(value))))
+    return math.log(math.expm1(value))
 
 
 def divergence(means, deviations):
@@ -71,7 +72,7 @@ class Afml(Method):
 
     def init_server(self, task, params, federation):
         random = tree.keep(params, lambda name: self.is_random(task, name))
-        spread = tree.map(lambda x: torch.full_like(x, float(inverse_softplus(self.sigma))), random)
+        spread = tree.map(lambda x: torch.full_like(x, inverse_softplus(self.sigma)), random)
         latent = {}
         if self.latent == "vib":
             like = params[task.head + ".weight"]
