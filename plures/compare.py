@@ -9,7 +9,7 @@ import numpy as np
 from . import checkpoint
 from .config import Config
 from .errors import UsageError
-from .run import Result, Say, Watcher, set_scene, start
+from .run import Result, Say, Watcher, folder_name, load_data, set_scene, start
 
 
 def compare(
@@ -25,13 +25,14 @@ def compare(
         raise UsageError(f"a method is named twice: {' '.join(methods)}")
     settings = config.settings
     scenes = {}
+    data = load_data(config)
     for method in methods:  # all of them first: a slip in the last one must not cost an hour
-        scenes[method] = set_scene(config.model_copy(update={"method": method, "settings": settings}))
+        scenes[method] = set_scene(config.model_copy(update={"method": method, "settings": settings}), data=data)
     results: dict[str, Result] = {}
     for method, scene in scenes.items():
         folder = None
         if out is not None:
-            folder = out / method.replace(":", "-").replace(",", "-").replace("=", "")
+            folder = out / folder_name(method)
             folder.mkdir(parents=True, exist_ok=True)
         result = start(scene, folder, say, watcher_of(method, folder))
         results[method] = result

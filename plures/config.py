@@ -24,6 +24,7 @@ class Config(BaseModel):
     data: str = Field("digits", description="name of a data set, an .npz file, or a FOLDER with one file a client")
     data_dir: str | None = Field(None, description="folder of data sets")
     model: str = Field("mlp", description="name of a model, or your own as module:Class")
+    share: float = Field(1.0, gt=0, le=1, description="share of the rows of each class that is used")
     partition: str | None = Field(
         None, description="how rows are dealt to clients; if left out natural, or dirichlet:0.1 where the data has none"
     )

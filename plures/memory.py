@@ -73,6 +73,6 @@ def refuse_too_large(needed: Forecast) -> None:
     if needed.held > 0.9 * free:
         raise UsageError(
             f"the run would need about {in_bytes(needed.held)} of memory ({needed.in_words()}), and "
-            f"{in_bytes(free)} are free. Choose fewer clients, a smaller model, or a method that keeps less (for fedfomo and apple, "
-            "lower models=)."
+            f"{in_bytes(free)} are free. Choose fewer clients, a smaller model, or a method that keeps less (for "
+            "fedfomo and apple, lower models=)."
         )

@@ -65,7 +65,9 @@ def parse(text: str) -> tuple[str, float | None]:
     return name, value
 
 
-def make_split(dataset: Dataset, partition: str, n_clients: int | None, seed: int, test_share: float = 0.25) -> Split:
+def make_split(
+    dataset: Dataset, partition: str, n_clients: int | None, seed: int, test_share: float = 0.25, share: float = 1.0
+) -> Split:
     """Deal the rows to clients, then set aside a share of each client's rows of each label for testing.
 
     Without a number of clients there are 20, or with `natural` all that the data has.
@@ -78,6 +80,13 @@ def make_split(dataset: Dataset, partition: str, n_clients: int | None, seed: in
         raise UsageError(f"the number of clients is {n_clients}; it must be at least 1.")
     if not 0 < test_share < 1:
         raise UsageError(f"the share of rows for testing is {test_share}; it must be more than 0 and less than 1.")
+    if share < 1:
+        used = some_rows(dataset, share, generator(seed, "share of rows"))
+        client = None if dataset.client is None else dataset.client[used]
+        n_train = int((used < dataset.n_train).sum())
+        some = dataset._replace(x=dataset.x[used], y=dataset.y[used], n_train=n_train, client=client)
+        split = make_split(some, partition, n_clients, seed, test_share)
+        return split._replace(train=[used[rows] for rows in split.train], test=[used[rows] for rows in split.test])
     clients = kind.make(dataset, n_clients, value, generator(seed, "partition"))
     if kind.keeps_test and dataset.n_train < len(dataset.y):
         parts = [(rows[rows < dataset.n_train], rows[rows >= dataset.n_train]) for rows in clients]
@@ -86,6 +95,16 @@ def make_split(dataset: Dataset, partition: str, n_clients: int | None, seed: in
         parts = [train_and_test(rows, dataset.y[rows], test_share, rng) for rows in clients]
     split = Split([train for train, _ in parts], [test for _, test in parts])
     return split if kind.finish is None else kind.finish(dataset, split, value, generator(seed, name))
+
+
+def some_rows(dataset: Dataset, share: float, rng: np.random.Generator) -> np.ndarray:
+    """A share of the rows of each class, at least one, in their order."""
+    labels = dataset.y if dataset.y.ndim == 1 else np.zeros(len(dataset.y), np.int64)
+    chosen = []
+    for label in np.unique(labels):
+        rows = np.flatnonzero(labels == label)
+        chosen.append(rng.choice(rows, max(1, round(share * len(rows))), replace=False))
+    return np.sort(np.concatenate(chosen))
 
 
 def names_of_clients(dataset: Dataset, split: Split) -> tuple[str, ...]:

@@ -98,7 +98,9 @@ def generic_scores(evaluation: Evaluation) -> dict[str, float] | None:
     if evaluation.generic is None or not evaluation.ids:
         return None
     accuracy = _ratio(sum(evaluation.generic["hits"]), sum(evaluation.generic["n"]))
-    return {"accuracy": accuracy, "on_clients": float(accuracies(evaluation.generic).mean())}
+    each = accuracies(evaluation.generic)
+    worst, top = tail(each)
+    return {"accuracy": accuracy, "on_clients": float(each.mean()), "worst5": worst, "top5": top}
 
 
 def summary(rounds: list[Round], evaluation: Evaluation, config: Config, scored: str) -> dict[str, Any]:

@@ -60,12 +60,16 @@ class Scene(NamedTuple):
     attackers: tuple[int, ...] = ()
 
 
-def set_scene(config: Config, split_file: Path | None = None) -> Scene:
-    """Read the data, deal it out, build model and method. Raises where something cannot be."""
+def load_data(config: Config) -> datasets.Dataset:
+    return datasets.load(config.data, Path(config.data_dir) if config.data_dir else None)
+
+
+def set_scene(config: Config, split_file: Path | None = None, data: datasets.Dataset | None = None) -> Scene:
+    """Read the data, if it is not given, deal it out, build model and method. Raises where something cannot be."""
     method = choose(config.method, config.settings, config.solver())
     if config.partition is not None:
         partition.parse(config.partition)
-    data = datasets.load(config.data, Path(config.data_dir) if config.data_dir else None)
+    data = load_data(config) if data is None else data
     if config.partition is None:
         config = config.model_copy(update={"partition": "dirichlet:0.1" if data.client is None else "natural"})
     if split_file is None and config.split is not None:
@@ -73,7 +77,9 @@ def set_scene(config: Config, split_file: Path | None = None) -> Scene:
     if split_file is not None:
         split = partition.read_split(split_file, len(data.y), data.n_classes)
     else:
-        split = partition.make_split(data, str(config.partition), config.clients, config.seed, config.test_share)
+        split = partition.make_split(
+            data, str(config.partition), config.clients, config.seed, config.test_share, config.share
+        )
         split = partition.drawn_last(split, config.new_clients, config.seed)
     x, y = torch.from_numpy(data.x), torch.from_numpy(partition.relabelled(data.y, split))
     task = _task(config, x[0], data.n_classes, data.n_tokens)
@@ -492,10 +498,17 @@ def _in_short(ids: list[int]) -> str:
 # Run folders
 
 
+def folder_name(method: str) -> str:
+    """A method with its settings as a name that any file system takes."""
+    for character in ":,/":
+        method = method.replace(character, "-")
+    return method.replace("=", "")
+
+
 def new_folder(config: Config, out: Path | None) -> Path:
     """The folder of a new run: `out`, which must not hold one yet, or a free name under runs/."""
     if out is None:
-        name = config.method.replace(":", "-").replace(",", "-").replace("=", "")
+        name = folder_name(config.method)
         data = Path(config.data).stem
         for number in range(1, 100000):
             out = Path("runs") / f"{name}-{data}-{number:04d}"

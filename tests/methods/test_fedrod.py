@@ -43,7 +43,7 @@ def head_of(seed: int | None = None):
 
 
 def client_of(task, head):
-    return FedRoDClient(head, task.initial)
+    return FedRoDClient(head, task.initial, ())
 
 
 def two_optimizers(make, received, head, steps, balanced, penalty=lambda module: 0.0, **options):
@@ -133,7 +133,7 @@ def test_fedrod_personal_logits_are_the_sum_of_both_heads():
     task = task_of(Dense)
     base, shard = moved(task.initial, 1), shard_for(task)
     method = fedrod_of()
-    personal = method.personalize(task, {}, FedRoDClient(head_of(1), base), shard)
+    personal = method.personalize(task, {}, FedRoDClient(head_of(1), base, ()), shard)
     features = task.features(base, shard.x)
     expected = task.classify(base, features) + features @ head_of(1)["weight"].T
     torch.testing.assert_close(method.predict(task, personal, shard.x), expected)
@@ -220,7 +220,7 @@ def test_fedrod_with_pm_base_server_has_the_body_of_the_server():
     task = task_of(Dense)
     received, shard = moved(task.initial, 1), shard_for(task)
     method = fedrod_of(pm_base="server")
-    client, _, _ = method.train(task, received, FedRoDClient(head_of(), {}), shard)
+    client, _, _ = method.train(task, received, FedRoDClient(head_of(), {}, ()), shard)
     server = moved(task.initial, 9)
     personal = method.personalize(task, server, client, shard)
     assert_same(personal, server | {"head.weight": server["head.weight"] + client.head["weight"]})
