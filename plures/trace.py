@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, fx
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
 
 PRIMES = (10007, 10009, 10037, 10039)
 
 Step = Callable[[list[Tensor]], tuple[Tensor, list[Tensor | None]]]
 aten = torch.ops.aten
-_functorch: Any = torch._C._functorch  # private in torch: no other way to turn off vmap's fallback
 
 _known: dict[Hashable, Step] = {}
 
@@ -66,10 +66,9 @@ def _traced(plain: Step, tensors: list[Tensor], dims: Sequence[int | None]) -> S
         losses, slopes = plain(list(values))
         return [losses, *slopes]
 
-    fallback = _functorch._is_vmap_fallback_enabled()
     try:
-        # What vmap can do client by client only would be traced thousands of times: let it fail instead.
-        _functorch._set_vmap_fallback_enabled(False)
+        if 0 in dims and _n_calls(plain, _few(tensors, dims, 2)) != _n_calls(plain, _few(tensors, dims, 3)):
+            return None  # torch does some of it client by client: traced, it would be a loop of thousands
         module = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*wide)
         _clean(module.graph)
         if 0 in dims:
@@ -78,8 +77,6 @@ def _traced(plain: Step, tensors: list[Tensor], dims: Sequence[int | None]) -> S
         module.recompile()
     except Exception:  # what cannot be traced runs untraced: slower, the same numbers
         return None
-    finally:
-        _functorch._set_vmap_fallback_enabled(fallback)
     forward: Any = module.forward
 
     def step(values: list[Tensor]) -> tuple[Tensor, list[Tensor | None]]:
@@ -87,11 +84,27 @@ def _traced(plain: Step, tensors: list[Tensor], dims: Sequence[int | None]) -> S
             losses, *slopes = forward(*values)
         return losses, slopes
 
-    return step if all(_agree(plain, step, tensors, dims, n) for n in (1, 2, 3)) else None
+    return step if all(_agree(plain, step, _few(tensors, dims, n)) for n in (1, 2, 3)) else None
 
 
-def _agree(plain: Step, step: Step, tensors: list[Tensor], dims: Sequence[int | None], n: int) -> bool:
-    """Whether both give the same for n clients, made from the rows at hand and set apart a little."""
+class _Calls(TorchDispatchMode):
+    """Counts the kernels that are called."""
+
+    n = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.n += 1
+        return func(*args, **(kwargs or {}))
+
+
+def _n_calls(plain: Step, values: list[Tensor]) -> int:
+    with _Calls() as calls:
+        plain(values)
+    return calls.n
+
+
+def _few(tensors: list[Tensor], dims: Sequence[int | None], n: int) -> list[Tensor]:
+    """The tensors of n clients, made from the rows at hand and set apart a little."""
 
     def rows(x: Tensor) -> Tensor:
         picked = x.detach()[torch.arange(n) % len(x)].clone()
@@ -99,7 +112,11 @@ def _agree(plain: Step, step: Step, tensors: list[Tensor], dims: Sequence[int | 
             picked *= torch.linspace(0.9, 1.1, n).reshape(-1, *[1] * (x.dim() - 1)).to(x.dtype)
         return picked
 
-    values = [rows(x) if d == 0 else x.detach() for x, d in zip(tensors, dims, strict=True)]
+    return [rows(x) if d == 0 else x.detach() for x, d in zip(tensors, dims, strict=True)]
+
+
+def _agree(plain: Step, step: Step, values: list[Tensor]) -> bool:
+    """Whether both give the same."""
     try:
         (losses, slopes), (again, others) = plain(values), step(values)
     except Exception:

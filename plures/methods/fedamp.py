@@ -59,8 +59,8 @@ class FedAMP(Method):
         off = 1 - torch.eye(n, dtype=flat.dtype)
         if self.kernel == "gauss":
             squares = torch.cdist(flat, flat).square() * off
-            others = squares[off > 0]
-            width = self.sigma * (others.median() if n > 1 else torch.ones(()))
+            ordered = (squares + torch.diag(torch.full((n,), torch.inf))).flatten().sort().values
+            width = self.sigma * (ordered[(n * (n - 1) - 1) // 2] if n > 1 else torch.ones(()))  # the median
             near = torch.exp(-squares / width.clamp(min=1e-30)) * off * (self.share / n)
             return near + torch.diag(1 - near.sum(1))
         unit = flat / flat.norm(dim=1, keepdim=True).clamp(min=1e-12)
