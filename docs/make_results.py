@@ -1,0 +1,297 @@
+"""Runs the comparisons of docs/results.md and writes that page from what they recorded.
+
+    python docs/make_results.py run NAME ... --data-dir DIR   run what is missing, record it in docs/results
+    python docs/make_results.py write                         write docs/results.md from the records
+
+A comparison that was stopped goes on with the methods that are missing.
+"""
+
+import argparse
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, NamedTuple
+
+import plures
+
+HERE = Path(__file__).parent
+RECORDS = HERE / "results"
+
+Summary = dict[str, Any]
+
+
+class Claim(NamedTuple):
+    """One method's number is above another's."""
+
+    words: str
+    column: str
+    better: str
+    worse: str
+    worse_column: str = ""  # if it is another one
+
+
+class Comparison(NamedTuple):
+    title: str
+    options: dict[str, Any]
+    methods: list[str]
+    seeds: list[int]
+    columns: list[str]
+    claims: list[Claim]
+    remark: str = ""
+
+
+COLUMNS: dict[str, Callable[[Summary], float | None]] = {
+    "personal": lambda s: s["personal"]["mean"],
+    "worst 5 %": lambda s: s["personal"]["worst5"],
+    "pooled": lambda s: s["personal"]["pooled"],
+    "generic": lambda s: s["generic"]["accuracy"] if s["generic"] else None,
+    "generic on clients": lambda s: s["generic"]["on_clients"] if s["generic"] else None,
+    "generic worst 5 %": lambda s: s["generic"]["worst5"] if s["generic"] else None,
+    "new, before": lambda s: s["new_clients"]["before"],
+    "new, after": lambda s: s["new_clients"]["after"],
+    "new, generic": lambda s: s["new_clients"]["generic"],
+    "harmed": lambda s: s["harmed"],
+}
+
+FASHION = {"data": "fashion-mnist", "eval_every": 0}
+ROD = FASHION | {
+    "share": 0.2,
+    "partition": "dirichlet-class:0.3",
+    "model": "rod-cnn",
+    "epochs": 5,
+    "batch": 40,
+    "lr": 0.01,
+    "momentum": 0.9,
+    "weight_decay": 1e-5,
+    "lr_decay": 0.99,
+}
+AFML = FASHION | {"share": 0.1, "clients": 20, "model": "hncnn", "batch": 10, "lr": 0.02, "rounds": 60}
+ALL = [
+    *["local", "fedavg", "fedprox", "scaffold", "feddyn", "fedsam", "perfedavg", "fedmeta", "fedpermeta", "pfedme"],
+    *["ditto", "fedper", "fedrep", "lgfedavg", "fedbn", "fedamp", "fedphp", "fedfomo", "apple", "partialfed"],
+    *["pfedhn", "mtl", "apfl", "fedala", "fedrod", "fedrod:head=hyper", "pfedla", "heurpfedla", "plgu-lf"],
+    *["plgu-grep", "plgu-ghn", "afml"],
+]
+TABLE2 = [
+    *["fedavg", "fedprox", "fedavg+c", "fedprox+c", "perfedavg", "fedrep", "pfedme", "ditto", "fedamp", "fedphp"],
+    *["fedfomo", "apple", "partialfed", "fedala"],
+]
+
+COMPARISONS: dict[str, Comparison] = {
+    "digits": Comparison(
+        "Every method on digits",
+        {"data": "digits", "clients": 20, "partition": "dirichlet:0.1", "eval_every": 0},
+        ALL,
+        [0],
+        ["personal", "worst 5 %", "pooled", "generic", "harmed"],
+        [],
+        "Twenty short rounds on 1,797 small images: a check that everything runs, not a ranking. Hypernetworks at "
+        "the server (pfedhn, plgu-ghn) need many more rounds than this.",
+    ),
+    "fedrod": Comparison(
+        "Fed-RoD: generic and personal in one model",
+        ROD | {"clients": 40, "participation": 0.4, "rounds": 30},
+        ["local", "fedavg:pm=local", "fedrod", "fedrod:head=hyper", "fedrod+feddyn"],
+        [0, 1],
+        ["generic", "personal", "worst 5 %"],
+        [
+            Claim("Fed-RoD's generic model is better than FedAvg's", "generic", "fedrod", "fedavg:pm=local"),
+            Claim(
+                "its personal models are at least as good as FedAvg's local ones",
+                "personal",
+                "fedrod",
+                "fedavg:pm=local",
+            ),
+        ],
+    ),
+    "fedrod-new-clients": Comparison(
+        "Fed-RoD: clients that were not in training",
+        ROD | {"clients": 60, "new_clients": 30, "participation": 0.4, "rounds": 40},
+        ["fedavg", "fedrod", "fedrod:head=hyper"],
+        [0, 1],
+        ["new, generic", "new, before", "new, after"],
+        [
+            Claim(
+                "a head made from class proportions alone serves new clients better than the global model",
+                "new, before",
+                "fedrod:head=hyper",
+                "fedrod:head=hyper",
+                "new, generic",
+            ),
+        ],
+    ),
+    "fedala-table2": Comparison(
+        "FedALA: the methods of its Table 2",
+        FASHION
+        | {"share": 0.1, "partition": "dirichlet:0.1", "clients": 20, "model": "cnn4", "rounds": 30, "lr": 0.005},
+        TABLE2,
+        [0],
+        ["personal", "worst 5 %", "pooled"],
+        [
+            Claim("FedALA is better than FedAvg", "pooled", "fedala", "fedavg"),
+            Claim("FedALA is better than FedAvg-C", "pooled", "fedala", "fedavg+c"),
+        ],
+    ),
+    "pfedla": Comparison(
+        "pFedLA against training alone",
+        FASHION
+        | {
+            "share": 0.05,
+            "partition": "main:2",
+            "clients": 10,
+            "model": "hncnn",
+            "rounds": 40,
+            "epochs": 2,
+            "batch": 32,
+            "lr": 0.02,
+        },
+        ["local", "fedavg", "pfedla", "heurpfedla"],
+        [0, 1],
+        ["personal", "worst 5 %", "harmed"],
+        [Claim("pFedLA is better than training alone", "personal", "pfedla", "local")],
+    ),
+    "plgu": Comparison(
+        "PLGU-LF: the worst-served clients of the global model",
+        FASHION
+        | {
+            "share": 0.3,
+            "partition": "labels:3",
+            "clients": 100,
+            "participation": 0.2,
+            "model": "hncnn",
+            "rounds": 60,
+            "epochs": 2,
+            "batch": 20,
+            "lr": 0.02,
+        },
+        ["fedavg:weights=uniform", "fedsam", "plgu-lf:personal=2"],
+        [0, 1],
+        ["generic on clients", "generic worst 5 %", "personal", "worst 5 %"],
+        [
+            Claim(
+                "PLGU-LF raises the worst 5 % over FedAvg",
+                "generic worst 5 %",
+                "plgu-lf:personal=2",
+                "fedavg:weights=uniform",
+            ),
+            Claim("and over FedSAM", "generic worst 5 %", "plgu-lf:personal=2", "fedsam"),
+        ],
+    ),
+    **{
+        f"afml-{zeta}": Comparison(
+            f"AFML at zeta {zeta}",
+            AFML | {"partition": f"relabel:{zeta}"},
+            ["fedavg+ft", "fedmeta", "afml"],
+            [0, 1],
+            ["personal", "worst 5 %"],
+            [
+                Claim("AFML is better than FedAvg-FT", "personal", "afml", "fedavg+ft"),
+                Claim("AFML is better than FedMeta", "personal", "afml", "fedmeta"),
+            ],
+        )
+        for zeta in (0.1, 0.5, 0.9)
+    },
+}
+
+
+def command(comparison: Comparison) -> str:
+    options = " ".join(f"--{key.replace('_', '-')} {value}" for key, value in comparison.options.items())
+    seeds = f" --seeds {','.join(map(str, comparison.seeds))}"
+    return f"plures compare {' '.join(map(shlex.quote, comparison.methods))} {options}{seeds}"
+
+
+def record_of(name: str) -> dict[str, dict[str, Summary]]:
+    """Seed -> method -> summary, as far as it was run."""
+    path = RECORDS / f"{name}.json"
+    return json.loads(path.read_text("utf-8")) if path.exists() else {}
+
+
+def run(name: str, data_dir: str | None) -> None:
+    comparison, record = COMPARISONS[name], record_of(name)
+    options = comparison.options | ({"data_dir": data_dir} if data_dir else {}) | {"workers": 2}
+    local: Summary | None = None
+    for seed in comparison.seeds:
+        done = record.setdefault(str(seed), {})
+        for method in comparison.methods:
+            if method in done:
+                continue
+            result = plures.run(method, **options, seed=seed)
+            each = {row["client"]: row["personal_accuracy"] for row in result.clients}
+            done[method] = {**result.summary, "each": each}
+            local = done.get("local")
+            if local is not None:
+                alone = {int(k): v for k, v in local["each"].items()}
+                lost = [i for i, v in each.items() if v is not None and v < alone[i] - 1e-12]
+                done[method]["harmed"] = len(lost)
+            (RECORDS / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n", "utf-8")
+            print(f"{name} seed {seed} {method}: {100 * result.summary['personal']['mean']:.2f} %", flush=True)
+
+
+def values(name: str, method: str, column: str) -> list[float]:
+    found = [COLUMNS[column](of_seed[method]) for of_seed in record_of(name).values() if method in of_seed]
+    return [value for value in found if value is not None]
+
+
+def cell(found: list[float], column: str) -> str:
+    if not found:
+        return "-"
+    if column == "harmed":
+        return " / ".join(f"{value:.0f}" for value in found)
+    spread = f" ± {100 * stdev(found):.2f}" if len(found) > 1 else ""
+    return f"{100 * fmean(found):.2f}{spread}"
+
+
+def page_of(name: str) -> list[str]:
+    comparison = COMPARISONS[name]
+    if not record_of(name):
+        return []
+    lines = [f"## {comparison.title}", "", "```", command(comparison), "```", ""]
+    lines += ["| method | " + " | ".join(comparison.columns) + " |", "|---" * (1 + len(comparison.columns)) + "|"]
+    for method in comparison.methods:
+        cells = [cell(values(name, method, column), column) for column in comparison.columns]
+        lines.append(f"| `{method}` | " + " | ".join(cells) + " |")
+    lines.append("")
+    for claim in comparison.claims:
+        better = values(name, claim.better, claim.column)
+        worse = values(name, claim.worse, claim.worse_column or claim.column)
+        if better and worse:
+            gap = 100 * (fmean(better) - fmean(worse))
+            verdict = "holds" if gap > 0 else "does not hold"
+            lines.append(f"- *{claim.words}*: {verdict} here, by {gap:+.2f} points.")
+    if comparison.remark:
+        lines += ["", comparison.remark]
+    minutes = sum(s["seconds"]["total"] for of_seed in record_of(name).values() for s in of_seed.values()) / 60
+    return [*lines, "", f"All runs together took {minutes:.1f} minutes on two cores.", ""]
+
+
+def write() -> None:
+    lines = [
+        "# Measured comparisons",
+        "",
+        "Every number here was written by `python docs/make_results.py write` from runs that",
+        "`python docs/make_results.py run NAME --data-dir DIR` recorded in `docs/results`. Accuracies are per cent,",
+        "mean and standard deviation over the seeds of the command. They are at a size that runs in minutes; the order",
+        "of methods may be another one at the papers' sizes. Where an expected order does not come out, it says so.",
+        "",
+    ]
+    for name in COMPARISONS:
+        lines += page_of(name)
+    (HERE / "results.md").write_text("\n".join(lines).rstrip() + "\n", "utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=["run", "write"])
+    parser.add_argument("names", nargs="*", choices=[*COMPARISONS, []], default=[])
+    parser.add_argument("--data-dir")
+    arguments = parser.parse_args()
+    if arguments.what == "run":
+        for name in arguments.names or COMPARISONS:
+            run(name, arguments.data_dir)
+    write()
+
+
+if __name__ == "__main__":
+    main()
