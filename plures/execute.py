@@ -270,7 +270,16 @@ class Executor:
         clients = tree.map(lambda x: torch.stack([x, x]), self.store.initial)
         if isinstance(message, Each):
             message = Each(tree.map(lambda x: torch.cat([x, x]), message.tree))
-        return tree.row(run_group(self.style, train_function(self.method, self.task), message, clients, shards), 0)
+        try:
+            found = run_group(self.style, train_function(self.method, self.task), message, clients, shards)
+        except RuntimeError as error:
+            if "atching rule not implemented" not in str(error):
+                raise
+            raise UsageError(
+                "torch cannot stack clients of this model (nn.LSTM, nn.GRU and the like have no rule for it); "
+                "use --executor one_by_one, or write the cell with plain operations as the model charlstm does"
+            ) from error
+        return tree.row(found, 0)
 
     def close(self) -> None:
         if self._crew is not None:

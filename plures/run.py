@@ -83,6 +83,7 @@ def set_scene(config: Config, split_file: Path | None = None, data: datasets.Dat
         split = partition.drawn_last(split, config.new_clients, config.seed)
     x, y = torch.from_numpy(data.x), torch.from_numpy(partition.relabelled(data.y, split))
     task = _task(config, x[0], data.n_classes, data.n_tokens)
+    _check_labels(config, task, x, y)
     population = Population(x, y, split.train, split.test, data.n_classes, config.seed, task.smallest_batch)
     config = config.model_copy(update={"clients": len(split.train), "settings": all_settings(method)})
     population, newcomers = population.parted(config.new_clients)
@@ -98,6 +99,16 @@ def set_scene(config: Config, split_file: Path | None = None, data: datasets.Dat
     method, task, population = made_known(config, method, task, population)
     names = partition.names_of_clients(data, split)
     return Scene(config, method, task, population, split, names, newcomers, evil)
+
+
+def _check_labels(config: Config, task: Task, x: Tensor, y: Tensor) -> None:
+    with torch.no_grad():
+        per_row = task.logits(task.initial, x[:1].to(task.example.dtype)).dim() - 2
+    if per_row != y.dim() - 1:
+        have, gives = (f"one {'for each position' if n else 'a row'}" for n in (y.dim() - 1, per_row))
+        raise UsageError(
+            f"{config.data} has labels, {have}; the model {config.model} gives {gives}. Choose another model"
+        )
 
 
 def made_known(config: Config, method: Method, task: Task, population: Population) -> tuple[Method, Task, Population]:
