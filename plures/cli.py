@@ -271,7 +271,7 @@ def export(
     try:
         model = run.personal_model(client)
         config = run.scene.config
-        _write_model(out, model, {"method": config.method, "model": config.model, "client": str(client)})
+        _write_model(out, model, {"method": config.method, "model": str(config.model), "client": str(client)})
     finally:
         run.close()
     n_weights = sum(x.numel() for x in model.values())
@@ -302,7 +302,7 @@ def adapt(
             found = from_rows(run, client_data, epochs)
         else:
             found = from_counts(run, _numbers("--class-counts", str(class_counts)))
-        _write_model(out, found.model, {"method": run.scene.config.method, "model": run.scene.config.model})
+        _write_model(out, found.model, {"method": run.scene.config.method, "model": str(run.scene.config.model)})
     finally:
         run.close()
     if as_json:

@@ -23,7 +23,9 @@ class Config(BaseModel):
     settings: dict[str, Value] = Field(default_factory=dict, description="settings of the method")
     data: str = Field("digits", description="name of a data set, an .npz file, or a FOLDER with one file a client")
     data_dir: str | None = Field(None, description="folder of data sets")
-    model: str = Field("mlp", description="name of a model, or your own as module:Class")
+    model: str | None = Field(
+        None, description="name of a model, or your own as module:Class; if left out mlp, for text fasttext or charlstm"
+    )
     share: float = Field(1.0, gt=0, le=1, description="share of the rows of each class that is used")
     partition: str | None = Field(
         None, description="how rows are dealt to clients; if left out natural, or dirichlet:0.1 where the data has none"
@@ -36,7 +38,7 @@ class Config(BaseModel):
     epochs: int = Field(1, ge=0, description="passes over a client's rows in a round")
     steps: int | None = Field(None, ge=1, description="batches of a client in a round, instead of epochs")
     batch: int = Field(10, ge=1, description="rows of a batch")
-    lr: float = Field(0.1, ge=0, description="learning rate")
+    lr: float = Field(0.05, ge=0, description="learning rate")
     lr_decay: float = Field(1.0, gt=0, le=1, description="factor of the learning rate, a round")
     momentum: float = Field(0.0, ge=0, lt=1, description="of SGD")
     weight_decay: float = Field(0.0, ge=0, description="pull of the weights towards zero")

@@ -9,6 +9,9 @@ from . import tree
 from .tree import Tree
 
 
+TINY = 1e-5  # slopes far below it are rounding, such as those of a bias before BatchNorm, and move nothing
+
+
 class Speed(NamedTuple):
     """What a solver remembers from step to step."""
 
@@ -37,7 +40,7 @@ def adam(params: Tree, slopes: Tree, speed: Speed, lr: float) -> tuple[Tree, Spe
     long, wide = 1 - 0.9**steps, 1 - 0.999**steps
 
     def moved(p: Tensor, v: Tensor, s: Tensor) -> Tensor:
-        return (p - lr * (v / long) / ((s / wide).sqrt() + 1e-8)).to(p.dtype)
+        return (p - lr * (v / long) / ((s / wide).sqrt() + TINY)).to(p.dtype)
 
     return tree.map(moved, params, first, second), Speed(first, second, steps)
 

@@ -70,6 +70,9 @@ def set_scene(config: Config, split_file: Path | None = None, data: datasets.Dat
     if config.partition is not None:
         partition.parse(config.partition)
     data = load_data(config) if data is None else data
+    if config.model is None:
+        text = "charlstm" if data.y.ndim == 2 else "fasttext"
+        config = config.model_copy(update={"model": text if data.n_tokens else "mlp"})
     if config.partition is None:
         config = config.model_copy(update={"partition": "dirichlet:0.1" if data.client is None else "natural"})
     if split_file is None and config.split is not None:
@@ -125,12 +128,13 @@ _tasks: dict[tuple[Any, ...], Task] = {}
 
 def _task(config: Config, example: Tensor, n_classes: int, n_tokens: int) -> Task:
     """The model as a task. Tasks of named models are kept: steps traced for one serve all runs that share it."""
-    key = (config.model, tuple(example.shape), n_classes, n_tokens, config.seed)
+    name = str(config.model)
+    key = (name, tuple(example.shape), n_classes, n_tokens, config.seed)
     if key in _tasks:
         return _tasks[key]
-    make = models.maker(config.model, tuple(example.shape), n_classes, n_tokens)
+    make = models.maker(name, tuple(example.shape), n_classes, n_tokens)
     task = build(make, example, n_classes, config.seed)
-    if ":" not in config.model:
+    if ":" not in name:
         _tasks[key] = task
     return task
 

@@ -35,10 +35,11 @@ class Batch(NamedTuple):
     def part(self, k: int, n: int) -> "Batch":
         """Every n-th row from row k on: with all k, n parts that share no row.
 
-        A batch of fewer than n rows leaves some part empty; there, the repeated rows of its padding count.
+        A batch of fewer than n rows leaves some part empty; there, one repeated row of its padding counts.
         """
         mask = self.mask[k::n]
-        mask = torch.where(mask.sum() > 0, mask, torch.ones_like(mask))
+        first = (torch.arange(len(mask)) == 0).to(mask.dtype)
+        mask = torch.where(mask.sum() > 0, mask, first)
         return self._replace(x=self.x[k::n], y=self.y[k::n], mask=mask)
 
 

@@ -72,7 +72,8 @@ class FedFomo(Method):
         return Each({"models": tree.rows(server.models, picked), "there": server.seen[picked], "whose": picked})
 
     def merge(self, task, server, ids, uploads, sizes):
-        gained = torch.zeros(len(ids), len(server.seen)).scatter_add(1, uploads["whose"], uploads["weights"])
+        weights = uploads["weights"].to(server.affinity.dtype)
+        gained = torch.zeros(len(ids), len(server.seen)).scatter_add(1, uploads["whose"], weights)
         return FedFomoServer(
             tree.put(server.models, ids, uploads["model"]),
             server.seen.index_fill(0, ids, 1.0),
