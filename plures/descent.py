@@ -8,7 +8,6 @@ from torch import Tensor
 from . import tree
 from .tree import Tree
 
-
 TINY = 1e-5  # slopes far below it are rounding, such as those of a bias before BatchNorm, and move nothing
 
 
@@ -37,7 +36,8 @@ def adam(params: Tree, slopes: Tree, speed: Speed, lr: float) -> tuple[Tree, Spe
     steps = speed.steps + 1
     first = tree.map(lambda v, g: 0.9 * v + 0.1 * g, speed.first, slopes)
     second = tree.map(lambda v, g: 0.999 * v + 0.001 * g * g, speed.second, slopes)
-    long, wide = 1 - 0.9**steps, 1 - 0.999**steps
+    count = steps.to(torch.float64)
+    long, wide = 1 - 0.9**count, 1 - 0.999**count
 
     def moved(p: Tensor, v: Tensor, s: Tensor) -> Tensor:
         return (p - lr * (v / long) / ((s / wide).sqrt() + TINY)).to(p.dtype)

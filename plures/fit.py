@@ -125,7 +125,10 @@ def step_down(params: Tree, slopes: Tree, lr: float | Tensor) -> Tree:
 
 def paced(params: Tree, factor: float) -> Tree:
     """The same values, which learn `factor` times as fast as the solver says."""
-    return tree.map(lambda x: x + (factor - 1) * (x - x.detach()), params)
+    leaves, spec = tree.flatten(params)
+    stay = tree.are_statistics(params)
+    moving = [x if s else x + (factor - 1) * (x - x.detach()) for x, s in zip(leaves, stay, strict=True)]
+    return tree.unflatten(moving, spec)
 
 
 def sloped(value: Tree, slopes: Tree) -> Tensor:

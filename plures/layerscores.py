@@ -19,8 +19,13 @@ def scored_layers(task: Task, params: Params, norm_layers: bool) -> dict[str, st
     return {name: follows[task.layer_of(name)] for name in params}
 
 
-def scores(task: Task, own: Params, reference: Params, layer_of: dict[str, str], measure: str, scale: str) -> Tensor:
-    """[layer]: distance by weights, scaled to mean one, to sum one, or not at all; uniform where all are zero."""
+def scores(
+    task: Task, own: Params, reference: Params, layer_of: dict[str, str], measure: str, scale: str, trained: Tensor
+) -> Tensor:
+    """[layer]: distance by weights, scaled to mean one, to sum one, or not at all.
+
+    Uniform where all are zero, or where `own` was not trained yet, so that its distance says nothing.
+    """
     layers = list(dict.fromkeys(layer_of.values()))
     distances = []
     for layer in layers:
@@ -34,7 +39,7 @@ def scores(task: Task, own: Params, reference: Params, layer_of: dict[str, str],
     wanted = {"mean1": float(len(layers)), "sum1": 1.0}.get(scale)
     scaled = each if wanted is None else wanted * each / torch.where(total > 0, total, torch.ones_like(total))
     uniform = torch.full_like(each, 1.0 if wanted is None else wanted / len(layers))
-    return torch.where(total > 0, scaled, uniform)
+    return torch.where((total > 0) & trained, scaled, uniform)
 
 
 def most(each: Tensor, n: int) -> Tensor:

@@ -24,7 +24,7 @@ class Learned(NamedTuple):
     weigher: Params  # loss of a row -> its weight
 
 
-def initial(gamma: float) -> Learned:
+def initial(gamma: float, dtype: torch.dtype) -> Learned:
     """The same for all clients; rows begin with nearly equal weights."""
     key = torch.tensor(seeds.key_of("row weights"))
     weigher = {
@@ -33,7 +33,7 @@ def initial(gamma: float) -> Learned:
         "output.weight": drawn(key, (1, WIDTH), WIDTH, 2),
         "output.bias": drawn(key, (1,), WIDTH, 3),
     }
-    return Learned(torch.tensor(float(gamma)), weigher)
+    return tree.map(lambda x: x.to(dtype), Learned(torch.tensor(float(gamma)), weigher))
 
 
 def row_weights(losses: Tensor, mask: Tensor, weigher: Params) -> Tensor:

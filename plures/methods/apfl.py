@@ -49,7 +49,9 @@ class APFL(Method):
 
     def train(self, task, received, client, shard, worn=BARE):
         def share_loss(alpha, batch, own, shared):
-            return task.loss(mixture(own, shared, alpha), batch)
+            mixed = mixture(own, shared, alpha)
+            still = tree.detach(tree.keep(mixed, tree.is_statistic))  # the slope of a statistic is no slope of alpha
+            return task.loss(mixed | still, batch)
 
         def objective(both, batch, alpha, pulls):
             shared_loss = pulled(task.loss(both["shared"], batch), both["shared"], pulls)

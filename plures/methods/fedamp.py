@@ -58,7 +58,7 @@ class FedAMP(Method):
         n = len(flat)
         off = 1 - torch.eye(n, dtype=flat.dtype)
         if self.kernel == "gauss":
-            squares = torch.cdist(flat, flat).square() * off
+            squares = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist").square() * off
             ordered = (squares + torch.diag(torch.full((n,), torch.inf))).flatten().sort().values
             width = self.sigma * (ordered[(n * (n - 1) - 1) // 2] if n > 1 else torch.ones(()))  # the median
             near = torch.exp(-squares / width.clamp(min=1e-30)) * off * (self.share / n)

@@ -63,7 +63,7 @@ class FedFomo(Method):
         lots = seeds.uniform(seeds.mix(server.key, server.round), (n, n + 1))[ids]
         rate = self.explore * (1 - server.round / self.schedule.rounds).clamp(min=0)
         wish = torch.where(lots[:, :1] < rate, lots[:, 1:], server.affinity[ids] + 1e-6 * lots[:, 1:])
-        wish = wish + 1e6 * server.seen  # models that nobody has made come last
+        wish = wish.double() + 1e6 * server.seen  # models that nobody has made come last
         own = torch.nn.functional.one_hot(ids, n)
         return (wish - 1e9 * own).argsort(dim=1, descending=True, stable=True)[:, : self.n_sent(n)]
 

@@ -59,7 +59,7 @@ class FedPHP(Method):
             if self.lam == 0:
                 return pulled(task.loss(params, batch), params, pulls)
             unlike = mmd(task.features(params, batch.x), task.features(past, batch.x).detach(), batch.mask)
-            return (1 - self.lam) * pulled(task.loss(params, batch), params, pulls) + self.lam * unlike
+            return pulled((1 - self.lam) * task.loss(params, batch) + self.lam * unlike, params, pulls)
 
         fitted = fit(objective, worn.begin(received), shard, self.solver, given=(client.model, worn.pulls))
         mu = (self.mu_max * client.rounds / self.schedule.turns).clamp(max=self.mu_max)

@@ -98,7 +98,7 @@ class FedRoD(Method):
 
     def init_client(self, task, params):
         head = {"weight": torch.zeros_like(params[task.head + ".weight"])}
-        learned = metabalance.initial(self.gamma) if self.loss == "meta-bsm" else ()
+        learned = metabalance.initial(self.gamma, head["weight"].dtype) if self.loss == "meta-bsm" else ()
         return FedRoDClient(head, params if self.pm_base == "local" else {}, learned)
 
     def train(self, task, received, client, shard, worn=BARE):

@@ -33,6 +33,9 @@ class HeurpFedLA(PFedLA):
 
     k: int = setting(1, "how many layers a client keeps", least=0)
 
+    def shared(self, task, params):
+        return {name: x for name, x in params.items() if name != KEPT}
+
     def kept(self, weights, ids):
         """[receiver, layer]: 1 for the k layers with the largest self-weight (of equals the lower ones)."""
         own = weights.detach().gather(2, ids[:, None, None].expand(-1, weights.shape[1], 1)).squeeze(2)
@@ -59,7 +62,9 @@ class HeurpFedLA(PFedLA):
 
     def local_model(self, task, received, client):
         """The received layers, but the client's own where they are kept: those need not be sent."""
-        models = {name: x for name, x in received.items() if name != KEPT}
+        models = self.shared(task, received)
+        if KEPT not in received:
+            return models  # it is whole already
         layers = task.layers_in(models)
 
         def whole(name, x):
@@ -73,7 +78,7 @@ class HeurpFedLA(PFedLA):
         return HeurpFedLAClient(model), model, metrics
 
     def n_bytes(self, task, message, upload):
-        models = {name: x for name, x in message.items() if name != KEPT}
+        models = self.shared(task, message)
         layers = task.layers_in(models)
         sent = {name: x for name, x in models.items() if not message[KEPT][layers.index(task.layer_of(name))]}
         return tree.n_bytes(sent), tree.n_bytes(upload)

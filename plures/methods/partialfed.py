@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .. import seeds
+from .. import seeds, tree
 from ..fit import fit
 from ..method import BARE, Method, average, setting, weights_setting
 from ..tree import Params
@@ -80,7 +80,11 @@ class PartialFed(Method):
             soft = ((logits + noise) / self.temperature).softmax(-1)[:, 1]
             hard = (soft > 0.5).to(soft.dtype)
             keeps = hard + soft - soft.detach()  # the value of the hard choice, the slope of the soft one
-            return task.loss(self.loaded(task, received, own, keeps), batch)
+            model = self.loaded(task, received, own, keeps)
+            still = tree.detach(
+                tree.keep(model, tree.is_statistic)
+            )  # the slope of a statistic is no slope of the choice
+            return task.loss(model | still, batch)
 
         ready = (client.rounds >= self.warm_up) & (rows.size > 0)
         epochs = torch.where(ready, 1, 0)

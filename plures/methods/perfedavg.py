@@ -55,7 +55,7 @@ class PerFedAvg(Method):
 
         solver = dataclasses.replace(self.solver, batch=n_parts * self.solver.batch)
         fitted = fit(objective, worn.begin(received), shard, solver, given=(worn.pulls,))
-        return client, fitted.params, {"loss": fitted.loss}
+        return client, fitted.params, {"loss": fitted.loss, "steps": fitted.steps}
 
     def bent(self, task, w, batch, d):
         """The curvature at w times d."""

@@ -62,7 +62,8 @@ class PFedMe(Method):
         start = worn.begin(received)
         both = {"shared": start, "recorded": client.model}
         fitted = fit(objective, both, shard, self.solver, given=(worn.pulls,))
-        return PFedMeClient(fitted.params["recorded"]), fitted.params["shared"], {"loss": fitted.loss}
+        metrics = {"loss": fitted.loss, "steps": fitted.steps}
+        return PFedMeClient(fitted.params["recorded"]), fitted.params["shared"], metrics
 
     def personalize(self, task, received, client, shard):
         return client.model

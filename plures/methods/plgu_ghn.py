@@ -13,9 +13,12 @@ embedding personalise while the shared hypernetwork generalises.
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
+from torch import Tensor
+
 from .. import layerscores
 from ..fit import fit
-from ..method import BARE, Method
+from ..method import BARE, Method, pulled
 from ..parts.keep import KeepLocal
 from ..tree import Params
 from .pfedhn import PFedHN
@@ -25,6 +28,7 @@ from .plgu_lf import norm_setting, q_setting, rho_setting, scale_setting, score_
 
 class PlguGhnClient(NamedTuple):
     model: Params  # as trained in the last round
+    rounds: Tensor  # that it took part in
 
 
 @dataclass(frozen=True)
@@ -39,18 +43,19 @@ class PlguGhn(PFedHN):
     stages: str = stages_setting()
 
     def init_client(self, task, params):
-        return PlguGhnClient(params)
+        return PlguGhnClient(params, torch.tensor(0))
 
     def train(self, task, received, client, shard, worn=BARE):
-        def objective(params, batch, scores, lr):
-            return sharp_loss(self.stages, lambda p: task.loss(p, batch), params, lr, self.rho, scores, self.q)
+        def objective(params, batch, scores, lr, pulls):
+            loss = sharp_loss(self.stages, lambda p: task.loss(p, batch), params, lr, self.rho, scores, self.q)
+            return pulled(loss, params, pulls)
 
         start = worn.begin(received)
         layer_of = layerscores.scored_layers(task, start, self.score_norm_layers)
-        each = layerscores.scores(task, client.model, start, layer_of, self.score, self.scale)
-        given = (layerscores.by_tensor(each, layer_of), self.solver.rate(shard.round))
+        each = layerscores.scores(task, client.model, start, layer_of, self.score, self.scale, client.rounds > 0)
+        given = (layerscores.by_tensor(each, layer_of), self.solver.rate(shard.round), worn.pulls)
         fitted = fit(objective, start, shard, self.solver, given=given)
-        return PlguGhnClient(fitted.params), fitted.params, {"loss": fitted.loss}
+        return PlguGhnClient(fitted.params, client.rounds + 1), fitted.params, {"loss": fitted.loss}
 
 
 def plgu_ghn() -> Method:

@@ -14,6 +14,9 @@ steps of a pair are taken as one. The personal model is the server's body under 
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
+from torch import Tensor
+
 from .. import layerscores, tree
 from ..fit import fit
 from ..method import fitted_head, setting, weights_setting
@@ -26,6 +29,7 @@ from .plgu_lf import norm_setting, q_setting, rho_setting, scale_setting, score_
 class PlguGRepClient(NamedTuple):
     head: Params  # never uploaded
     body: Params  # as trained in the last round
+    rounds: Tensor  # that it took part in
 
 
 def stages_setting():
@@ -52,7 +56,7 @@ class PlguGRep(FedRep):
     weights: str = weights_setting("uniform")
 
     def init_client(self, task, params):
-        return PlguGRepClient(tree.keep(params, task.is_head), self.shared(task, params))
+        return PlguGRepClient(tree.keep(params, task.is_head), self.shared(task, params), torch.tensor(0))
 
     def train(self, task, received, client, shard):
         def body_loss(body, batch, head, scores, lr):
@@ -62,8 +66,8 @@ class PlguGRep(FedRep):
             return sharp_loss(self.stages, loss, body, lr, self.rho, scores, self.q)
 
         layer_of = layerscores.scored_layers(task, received, self.score_norm_layers)
-        each = layerscores.scores(task, client.body, received, layer_of, self.score, self.scale)
+        each = layerscores.scores(task, client.body, received, layer_of, self.score, self.scale, client.rounds > 0)
         head = fitted_head(task, client.head, received, shard, self.solver, self.head_epochs)
         given = (head.params, layerscores.by_tensor(each, layer_of), self.solver.rate(shard.round))
         body = fit(body_loss, received, shard, self.solver, given=given)
-        return PlguGRepClient(head.params, body.params), body.params, {"loss": body.loss}
+        return PlguGRepClient(head.params, body.params, client.rounds + 1), body.params, {"loss": body.loss}

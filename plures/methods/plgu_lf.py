@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from .. import layerscores, tree
 from ..fit import fit, sloped
@@ -27,6 +28,7 @@ from ..tree import Params
 
 class PlguLfClient(NamedTuple):
     model: Params  # personal, never uploaded
+    rounds: Tensor  # that it took part in
 
 
 def rho_setting():
@@ -70,12 +72,12 @@ class PlguLf(Method):
         return average(uploads, sizes, self.weights)
 
     def init_client(self, task, params):
-        return PlguLfClient(params)
+        return PlguLfClient(params, torch.tensor(0))
 
-    def scored_against(self, task, own, received):
+    def scored_against(self, task, client, received):
         """For every tensor its layer's score, and whether its layer is personal."""
         layer_of = layerscores.scored_layers(task, received, self.score_norm_layers)
-        each = layerscores.scores(task, own, received, layer_of, self.score, self.scale)
+        each = layerscores.scores(task, client.model, received, layer_of, self.score, self.scale, client.rounds > 0)
         return layerscores.by_tensor(each, layer_of), layerscores.by_tensor(
             layerscores.most(each, self.personal), layer_of
         )
@@ -98,12 +100,13 @@ class PlguLf(Method):
                 shared_loss = shared_loss + sloped(tree.trainable(shared), tree.trainable(uphill))
             return own_loss + sloped(own, slopes) + shared_loss + statistics_only(shared, still)
 
-        scores, personal = self.scored_against(task, client.model, received)
+        scores, personal = self.scored_against(task, client, received)
         own = {name: torch.where(personal[name] > 0, x, received[name]) for name, x in client.model.items()}
         touched = {"all": lambda p: torch.ones_like(p), "uni": lambda p: 1 - p, "per": lambda p: p}[self.perturb]
         scores = {name: x * touched(personal[name]) for name, x in scores.items()}
         fitted = fit(objective, {"own": own, "shared": received}, shard, self.solver, given=(scores,))
-        return PlguLfClient(fitted.params["own"]), fitted.params["shared"], {"loss": fitted.loss}
+        client = PlguLfClient(fitted.params["own"], client.rounds + 1)
+        return client, fitted.params["shared"], {"loss": fitted.loss}
 
     def personalize(self, task, received, client, shard):
         return client.model

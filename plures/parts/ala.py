@@ -39,6 +39,10 @@ class Ala(Part):
         choices=("init", "trained"),
     )
 
+    @property
+    def refuses(self):
+        return {**self.host.refuses, "c": "the blend says where training starts", "ala": "it wears it already"}
+
     def upper(self, task, received):
         """The trainable names of the upper layers among what is received."""
         names = list(tree.trainable(received))
@@ -74,7 +78,7 @@ class Ala(Part):
         blend = self.learn(task, received, client, shard) if client.blend else {}
         start = self.blended(received, client.model, blend)
         host, upload, metrics = self.host.train(task, received, client.host, shard, worn._replace(start=start))
-        return AlaClient(host, upload, blend, client.rounds + 1), upload, metrics
+        return AlaClient(host, self.shared(task, upload), blend, client.rounds + 1), upload, metrics
 
     def personalize(self, task, received, client, shard):
         if self.ala_pm == "trained":

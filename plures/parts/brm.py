@@ -21,5 +21,9 @@ class Brm(Part):
     balance: str = setting("bsm", "balanced loss of local training", choices=tuple(LOSSES))
     gamma: float = setting(1.0, "strength of the balance", least=0)
 
+    @property
+    def refuses(self):
+        return {**self.host.refuses, "sam": "wear it the other way round, before brm"}
+
     def train(self, task, received, client, shard, worn=BARE):
         return self.host.train(balanced(task, self.balance, self.gamma), received, client, shard, worn)

@@ -28,7 +28,8 @@ class FedDyn(Part):
 
     @property
     def refuses(self):
-        return {**self.host.refuses, "scaffold": "both correct the drift of clients, each in its own way"}
+        twice = "one correction of drift is enough"
+        return {**self.host.refuses, "feddyn": twice, "scaffold": twice}
 
     alpha: float = setting(0.01, "strength of the dynamic term", least=0)
     gm: str = setting(

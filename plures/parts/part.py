@@ -70,6 +70,8 @@ class Part(Method):
         return self.host.init_client(task, params)
 
     def train(self, task, received, client, shard, worn=BARE):
+        if worn is BARE:  # a host that trains no shared model knows of no changes to it
+            return self.host.train(task, received, client, shard)
         return self.host.train(task, received, client, shard, worn)
 
     def local_model(self, task, received, client):

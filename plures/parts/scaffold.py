@@ -79,7 +79,8 @@ class Scaffold(Part):
         host, upload, metrics = self.host.train(task, received["host"], client.host, shard, worn.pulled(turn))
         reach = self.reach(metrics["steps"], shard.round)
         after = self.weights(task, upload)
-        change = {name: (before[name] - after[name]) / reach - control[name] for name in control}
+        slopes = {name: (before[name] - after[name]) / reach.clamp(min=1e-30) for name in control}
+        change = tree.map(lambda g, c: torch.where(reach > 0, g - c, 0.0), slopes, control)
         # What the server adds is what the client adds, so that rounding is the same on both sides.
         own = tree.add(client.control, change)
         return ScaffoldClient(host, own), {"host": upload, "control": change}, metrics

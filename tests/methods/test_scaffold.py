@@ -194,9 +194,8 @@ def test_a_client_with_one_row_counts_its_single_step():
     task = task_of(Dense)
     received, shard = moved(task.initial, 1), shard_for(task, n=1)
     zero = tree.zeros_like(received)
-    client, upload, _ = scaffold_of().train(
-        task, {"host": received, "control": zero}, ScaffoldClient(NOTHING, zero), shard
-    )
+    message = {"host": received, "control": zero}
+    client, _, _ = scaffold_of().train(task, message, ScaffoldClient(NOTHING, zero), shard)
     y = trained(Dense, received, batches(shard))
     torch.testing.assert_close(
         client.control, {name: (x - y[name]) / LR for name, x in received.items()}, rtol=1e-5, atol=1e-6

@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from plures import layerscores, tree
+from plures.errors import UsageError
 from plures.fit import fit
 from plures.methods.fedavg import FedAvg, FedAvgClient
 from plures.methods.fedsam import fedsam
@@ -390,3 +391,18 @@ def test_every_tensor_has_the_number_of_its_layer():
     assert {name: float(x) for name, x in numbers.items()} == {
         name: 0.75 if "head" in name else 1.25 for name in task.initial
     }
+
+
+# What does not work yet
+
+
+@pytest.mark.xfail(strict=True, reason="the balanced loss takes the place of the sharp one")
+def test_sam_worn_over_a_balanced_loss_is_refused_or_climbs_it():
+    task = task_of(Dense)
+    received, shard = moved(task.initial, 1), shard_for(task)
+    host = Brm(solver_of(), host=FedAvg(solver_of()))
+    try:
+        method = Sam(solver_of(), host=host, rho=0.5)
+    except UsageError:
+        return
+    assert differs(method.train(task, received, NOTHING, shard)[1], host.train(task, received, NOTHING, shard)[1])
