@@ -33,7 +33,7 @@ from plures.memory import in_bytes
 from plures.method import Each, Method, Same, settings_of
 from plures.methods import METHODS
 from plures.parts import PARTS
-from plures.run import Run, Scene, set_scene
+from plures.run import Run, Scene, load_data, set_scene
 from plures.show import first_round
 from plures.task import Batch, Task
 
@@ -98,11 +98,8 @@ class Normed(nn.Module):
 
     def __init__(self, shape: tuple[int, ...], n_classes: int) -> None:
         super().__init__()
-        self.hidden, self.norm, self.head = (
-            nn.Linear(math.prod(shape), 64),
-            nn.BatchNorm1d(64),
-            nn.Linear(64, n_classes),
-        )
+        self.hidden, self.norm = nn.Linear(math.prod(shape), 64), nn.BatchNorm1d(64)
+        self.head = nn.Linear(64, n_classes)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(torch.relu(self.norm(self.hidden(x.flatten(1)))))
@@ -195,7 +192,7 @@ def kind_of(task: Task, names: list[str]) -> str:
         return "BatchNorm"
     if not any(task.is_head(name) for name in names):
         return "body"
-    return "model without BatchNorm" if not any(task.is_batch_norm(name) for name in names) else "part of the model"
+    return "all but BatchNorm" if not any(task.is_batch_norm(name) for name in names) else "part of the model"
 
 
 RENAMED = {"speed": "solver's memory", "net_speed": "solver's memory", "embedding_speed": "solver's memory"}
@@ -238,15 +235,23 @@ def held(task: Task, of: Any, label: str = "") -> list[Held]:
     if hasattr(of, "_fields"):
         if label in RENAMED:
             return [Held(RENAMED[label], tree.n_bytes(of), False)]
-        return merged(
-            [part for name in of._fields for part in held(task, getattr(of, name), ANONYMOUS.get(name, name))]
-        )
+        fields = [(ANONYMOUS.get(name, name), getattr(of, name)) for name in of._fields]
+        return merged([part for name, x in fields for part in held(task, x, name)])
     return [part for x in of for part in held(task, x, label)]
 
 
 @cache
-def scene_of(spec: str, model: str = "mlp", rounds: int = 20, **options: Any) -> Scene:
-    return set_scene(make_config({**OPTIONS, "method": spec, "model": model, "rounds": rounds, **options}))
+def scene_of(spec: str, model: str = "mlp", rounds: int = 20, unlike: bool = False, **options: Any) -> Scene:
+    """Where a method is looked at; with `unlike`, clients' rows look different and their classes are alike."""
+    config = make_config({**OPTIONS, "method": spec, "model": model, "rounds": rounds, **options})
+    if not unlike:
+        return set_scene(config)
+    data, rng = load_data(config), np.random.default_rng(0)
+    client = rng.permutation(len(data.y)) % 20
+    gain, shift = rng.uniform(0.2, 2, 20), rng.normal(0, 1, 20)
+    x = data.x * gain[client, None, None, None] + shift[client, None, None, None]
+    config = config.model_copy(update={"partition": "natural"})
+    return set_scene(config, data=data._replace(x=x.astype(np.float32), client=client))
 
 
 @cache
@@ -285,8 +290,12 @@ def state_table(spec: str, model: str = "mlp") -> str:
         (f"down, a client and round ({kind})" if state.down else "down", state.down, state.bytes_down),
         ("up, a client and round" if state.up else "up", state.up, state.bytes_up),
     ]:
-        n_bytes = sum(part.n_bytes for part in parts) if total is None else total
-        rows.append([where, contents(parts, state.model), times(n_bytes, state.model), in_bytes(n_bytes)])
+        held_bytes = sum(part.n_bytes for part in parts)
+        n_bytes = held_bytes if total is None else total
+        what = contents(parts, state.model)
+        if n_bytes < 0.99 * held_bytes:
+            what += f", of which {times(n_bytes, state.model)} is sent"
+        rows.append([where, what, times(n_bytes, state.model), in_bytes(n_bytes)])
     head = f"In multiples of the model, `{model}` on digits ({in_bytes(state.model)}), with 20 clients:"
     if ":" in model:
         head = head.replace(f"`{model}`", "one hidden layer of 64 with BatchNorm")
@@ -323,9 +332,10 @@ def refusal(host: str, part: str) -> str:
 
 @cache
 def stumbles(host: str, part: str) -> bool:
-    """Whether a pair that is not refused stops with an error in its first round."""
+    """Whether a pair that is not refused stops with an error in its first round, of few clients."""
+    short = f"{host}+{part}:c_epochs=1" if part == "c" else f"{host}+{part}"
     try:
-        state_of(f"{host}+{part}")
+        first_round(scene_of(short, clients=3))
     except UsageError:
         raise
     except Exception:
@@ -343,16 +353,20 @@ def hosts_table(tried: bool = True) -> str:
     rows = [[f"`{host}`", *[cell(host, part, tried) for part in PARTS]] for host in METHODS]
     text = table(["", *[f"`+{part}`" for part in PARTS]], rows)
     if "fails" in text:
-        text += (
-            "\n\n`fails`: not refused, but its first round stops with an error. It is a defect; do not use the pair."
-        )
+        text += "\n\n`fails`: not refused, but its first round stops with an error. That is a defect."
     return text
+
+
+def pairs_table(tried: bool = True) -> str:
+    """Which part can be worn after which, around FedAvg."""
+    rows = [[f"`+{first}`", *[cell(f"fedavg+{first}", part, tried) for part in PARTS]] for first in PARTS]
+    return table(["", *[f"`+{part}`" for part in PARTS]], rows)
 
 
 def refusals_table() -> str:
     """Reasons, each with the pairs that it holds for."""
     reasons: dict[str, dict[str, list[str]]] = {}
-    for host in METHODS:
+    for host in [*METHODS, *[f"fedavg+{part}" for part in PARTS]]:
         for part in PARTS:
             if why := refusal(host, part):
                 reasons.setdefault(why, {}).setdefault(host, []).append(part)
@@ -363,7 +377,7 @@ def refusals_table() -> str:
             by_parts.setdefault(tuple(parts), []).append(host)
         for parts, names in by_parts.items():
             rows.append([", ".join(f"`{x}`" for x in names), ", ".join(f"`{x}`" for x in parts), why])
-    return table(["method", "cannot wear", "because"], rows)
+    return table(["", "cannot wear", "because"], rows)
 
 
 def filled(page: str, words: str, text: str) -> str:
@@ -390,7 +404,8 @@ def write_tables() -> None:
     page = path.read_text("utf-8")
     for part in PARTS:
         page = filled(page, f"settings {part}", part_settings(part))
-    page = filled(filled(page, "hosts", hosts_table()), "refusals", refusals_table())
+    for words, text in {"hosts": hosts_table(), "pairs": pairs_table(), "refusals": refusals_table()}.items():
+        page = filled(page, words, text)
     path.write_text(page, "utf-8")
 
 
@@ -444,9 +459,9 @@ def generic_accuracies(run: Run) -> np.ndarray:
 
 
 @cache
-def curve(spec: str, model: str = "mlp") -> tuple[float, ...]:
+def curve(spec: str, **options: Any) -> tuple[float, ...]:
     """Mean accuracy of personal models after every round."""
-    return tuple(played(spec, lambda run, _: float(accuracies(run).mean()), model=model))
+    return tuple(played(spec, lambda run, _: float(accuracies(run).mean()), **options))
 
 
 def by_class(run: Run) -> list[int]:
@@ -504,9 +519,9 @@ def accuracy_lines(axes: Axes, curves: dict[str, Any]) -> None:
     axes.set_ylim(0, 102)
 
 
-def mesh(axes: Axes, values: Any, x: str, y: str, bar: str, low: float = 0, high: float | None = None) -> None:
+def mesh(axes: Axes, values: Any, x: str, y: str, bar: str, **scale: Any) -> None:
     values = np.asarray(values)
-    drawn = axes.pcolormesh(values, cmap="cividis", vmin=low, vmax=high, edgecolors="white", linewidth=0.2)
+    drawn = axes.pcolormesh(values, cmap="cividis", edgecolors="white", linewidth=0.2, **scale)
     axes.invert_yaxis()
     axes.set_xlabel(x)
     axes.set_ylabel(y)
@@ -517,18 +532,18 @@ def mesh(axes: Axes, values: Any, x: str, y: str, bar: str, low: float = 0, high
         side.set_visible(False)
 
 
-def matrix(axes: Axes, values: Any, run: Run, bar: str, high: float | None = None) -> None:
+def matrix(axes: Axes, values: Any, run: Run, bar: str, **scale: Any) -> None:
     """Client by client."""
     order = by_class(run)
-    mesh(axes, np.asarray(values)[order][:, order], "from client", "to client", bar, high=high)
+    mesh(axes, np.asarray(values)[order][:, order], "from client", "to client", bar, **scale)
     axes.set_xticks([])
     axes.set_yticks([])
     axes.set_aspect("equal")
 
 
-def layer_mesh(axes: Axes, values: Any, layers: list[str], bar: str, high: float | None = None) -> None:
+def layer_mesh(axes: Axes, values: Any, layers: list[str], bar: str, **scale: Any) -> None:
     """Client by layer."""
-    mesh(axes, values, "layer, from input to head", "client", bar, high=high)
+    mesh(axes, values, "layer, from input to head", "client", bar, **scale)
     axes.set_xticks(np.arange(len(layers)) + 0.5, layers)
     axes.set_yticks([])
     axes.tick_params(length=0)
@@ -597,12 +612,12 @@ def diagram(axes: Axes, name: str, model: str = "mlp") -> None:
         write(x + 0.4, 5.25, label, va="center")
 
 
-def curves_panel(name: str, model: str = "mlp") -> Callable[[Axes], None]:
+def curves_panel(name: str, **options: Any) -> Callable[[Axes], None]:
     """Personal accuracy over rounds, against FedAvg and Local on the same split."""
 
     def draw(axes: Axes) -> None:
-        found = {title_of(name): curve(name, model), "FedAvg": curve("fedavg", model), "Local": curve("local", model)}
-        accuracy_lines(axes, found)
+        specs = {title_of(name): name, "FedAvg": "fedavg", "Local": "local"}
+        accuracy_lines(axes, {label: curve(spec, **options) for label, spec in specs.items()})
 
     return draw
 
@@ -700,14 +715,14 @@ def afml_panel(axes: Axes) -> None:
     axes.legend(frameon=False, fontsize=8, loc="lower right")
 
 
-def distance_panel(name: str, setting: str, values: tuple[str, ...], **options: Any) -> Callable[[Axes], None]:
+def distance_panel(name: str, setting: str, rates: dict[str, float]) -> Callable[[Axes], None]:
     """How far personal models are from the shared one."""
 
     def draw(axes: Axes) -> None:
         def far(run: Run, before: Any) -> np.ndarray:
             return distance(clients_of(run).model, run.server)
 
-        found = {f"{setting}={value}": played(f"{name}:{setting}={value}", far, **options) for value in values}
+        found = {f"{setting}={x}": played(f"{name}:{setting}={x}", far, lr=lr) for x, lr in rates.items()}
         lines(axes, found, "distance of personal from shared model")
         axes.set_ylim(bottom=0)
 
@@ -720,7 +735,7 @@ def fedamp_panel(axes: Axes) -> None:
 
     weights, run = at_end("fedamp", look, **GROUPED)
     np.fill_diagonal(weights, np.nan)
-    matrix(axes, weights, run, "weight (own left white)", high=float(np.nanmax(weights)))
+    matrix(axes, weights, run, "weight (own left white)", vmin=0)
 
 
 def fedfomo_panel(axes: Axes) -> None:
@@ -729,8 +744,14 @@ def fedfomo_panel(axes: Axes) -> None:
 
 
 def apple_panel(axes: Axes) -> None:
-    weights, run = at_end("apple", lambda run: (clients_of(run).weights.numpy(), run), **GROUPED)
-    matrix(axes, weights, run, "weight of a core")
+    """What the weights gained since their start, the shares of rows."""
+
+    def look(run: Run) -> tuple[np.ndarray, Run]:
+        sizes = run.scene.population.sizes()
+        return (clients_of(run).weights - sizes / sizes.sum()).numpy(), run
+
+    gained, run = at_end("apple:models=19", look, **GROUPED)
+    matrix(axes, gained, run, "weight of a core, less its start")
 
 
 def pfedla_panel(axes: Axes) -> None:
@@ -741,8 +762,8 @@ def pfedla_panel(axes: Axes) -> None:
         host = run.scene.method.host
         return host.weights(run.server.mixers, ids)[:, -1].numpy(), run
 
-    weights, run = at_end("pfedla:mixer_lr=1", look, **GROUPED)
-    matrix(axes, weights, run, "weight in the head")
+    weights, run = at_end("pfedla:mixer_lr=0.3", look, **GROUPED)
+    matrix(axes, weights, run, "weight in the head (plain mean: 0.05)")
 
 
 def heurpfedla_panel(axes: Axes) -> None:
@@ -752,7 +773,8 @@ def heurpfedla_panel(axes: Axes) -> None:
         return run.scene.method.send(run.scene.task, before, torch.tensor(run.eligible)).tree["layers kept"].numpy()
 
     kept = np.mean(played("heurpfedla", look, model=DEEP), axis=0)
-    layer_mesh(axes, kept, list(scene_of("heurpfedla", DEEP).task.layers), "share of rounds in which it is kept", 1)
+    layers = list(scene_of("heurpfedla", DEEP).task.layers)
+    layer_mesh(axes, kept, layers, "share of rounds in which it is kept", vmin=0, vmax=1)
 
 
 def partialfed_panel(axes: Axes) -> None:
@@ -761,10 +783,10 @@ def partialfed_panel(axes: Axes) -> None:
 
     shares = at_end("partialfed:warm_up=3", keeps, model=DEEP)
     layers = list(scene_of("partialfed", DEEP).task.layers)
-    layer_mesh(axes, shares, layers, "inclination to keep the own layer", 1)
+    layer_mesh(axes, shares, layers, "inclination to keep the own layer", vmin=0.25, vmax=0.75)
 
 
-def plgu_panel(spec: str, own: str) -> Callable[[Axes], None]:
+def plgu_panel(spec: str, own: str, **scale: Any) -> Callable[[Axes], None]:
     """The scores of the layers, by which clients perturb the next round."""
 
     def draw(axes: Axes) -> None:
@@ -779,11 +801,12 @@ def plgu_panel(spec: str, own: str) -> Callable[[Axes], None]:
             for i in range(len(ids)):
                 received = tree.row(message.tree, i) if isinstance(message, Each) else message.tree
                 layer_of = scored_layers(task, received, method.score_norm_layers)
-                found.append(scores(task, tree.row(models, i), received, layer_of, method.score, method.scale).numpy())
+                how = (layer_of, method.score, method.scale, torch.tensor(True))
+                found.append(scores(task, tree.row(models, i), received, *how).numpy())
             return np.array(found), list(dict.fromkeys(layer_of.values()))
 
         values, layers = at_end(spec, look, model=DEEP)
-        layer_mesh(axes, values, layers, "score (mean one)")
+        layer_mesh(axes, values, layers, "score (mean one)", **scale)
 
     return draw
 
@@ -879,9 +902,9 @@ PANELS: dict[str, Callable[[Axes], None]] = {
     "perfedavg": adaptation_panel("perfedavg", "pm_epochs", "an epoch of small steps"),
     "fedmeta": adaptation_panel("fedmeta", "pers", "5 epochs"),
     "fedpermeta": adaptation_panel("fedpermeta", "pers", "5 epochs of the head"),
-    "pfedme": distance_panel("pfedme", "lam", ("5", "15", "30"), lr=0.03),
-    "ditto": distance_panel("ditto", "lam", ("0.01", "0.1", "1")),
-    "fedbn": curves_panel("fedbn", NORMED),
+    "pfedme": distance_panel("pfedme", "lam", {"5": 0.09, "15": 0.03, "30": 0.015}),
+    "ditto": distance_panel("ditto", "lam", {"0.01": 0.1, "0.1": 0.1, "1": 0.1}),
+    "fedbn": curves_panel("fedbn", model=NORMED, unlike=True),
     "fedamp": fedamp_panel,
     "fedfomo": fedfomo_panel,
     "apple": apple_panel,
@@ -892,9 +915,9 @@ PANELS: dict[str, Callable[[Axes], None]] = {
     "fedrod": fedrod_panel,
     "pfedla": pfedla_panel,
     "heurpfedla": heurpfedla_panel,
-    "plgu-lf": plgu_panel("plgu-lf:personal=1", "model"),
+    "plgu-lf": plgu_panel("plgu-lf:personal=1", "model", norm="log"),
     "plgu-grep": plgu_panel("plgu-grep", "body"),
-    "plgu-ghn": plgu_panel("plgu-ghn", "model"),
+    "plgu-ghn": plgu_panel("plgu-ghn", "model", norm="log"),
     "afml": afml_panel,
 }
 

@@ -20,7 +20,7 @@ def scored_layers(task: Task, params: Params, norm_layers: bool) -> dict[str, st
 
 
 def scores(
-    task: Task, own: Params, reference: Params, layer_of: dict[str, str], measure: str, scale: str, trained: Tensor
+    task: Task, own: Params, reference: Params, layer_of: dict[str, str], measure: str, scale: str, trained: Tensor | bool = True
 ) -> Tensor:
     """[layer]: distance by weights, scaled to mean one, to sum one, or not at all.
 

@@ -30,7 +30,7 @@ QUICK = {
 }
 NAMES = [QUICK.get(name, name) for name in METHODS]
 WORN = [
-    *["fedprox+ala:cap=12", "perfedavg+ala:cap=12", "fedrep:head_epochs=2+ala:cap=12", "ditto+ala:cap=12"],
+    *["fedprox+ala:cap=12", "perfedavg:order=fo+ala:cap=12", "fedrep:head_epochs=2+ala:cap=12", "ditto+ala:cap=12"],
     *["pfedme:inner_steps=1+ala:cap=12", "fedamp+ala:cap=12", "fedphp+ala:cap=12", "partialfed:warm_up=1+ala:cap=12"],
     *["fedrod+prox", "fedrod+scaffold", "fedrod+feddyn", "fedrod:head=hyper", "fedrod:loss=meta-bsm"],
     *[
@@ -268,9 +268,9 @@ def test_upload_carries_no_number_of_another_client(name):
 
 # Methods whose server learns slowly by design: what makes them learn within the time of a test.
 SLOW = {
-    "fedpermeta": {"rounds": 80},
-    "pfedhn": {"rounds": 60, "settings": {"hyper_lr": 0.05}},
-    "plgu-ghn": {"rounds": 60, "settings": {"hyper_lr": 0.05}},
+    "fedpermeta": {"rounds": 50},
+    "pfedhn": {"rounds": 30, "settings": {"hyper_lr": 0.05}},
+    "plgu-ghn": {"rounds": 25, "settings": {"hyper_lr": 0.05}},
 }
 
 

@@ -262,7 +262,6 @@ def test_at_first_a_client_is_sent_the_cores_that_follow_its_own_and_then_those_
     assert method.generic(task, server) is None
 
 
-@pytest.mark.xfail(strict=True, reason="the factor of the rate is one of the statistics' steps too")
 def test_core_speed_leaves_statistics_alone():
     task = task_of(Normed)
     cores, shard = cores_of(task), shard_for(task)

@@ -207,7 +207,6 @@ def test_feddyn_and_scaffold_refuse_each_other():
             make()
 
 
-@pytest.mark.xfail(strict=True, reason="it is not refused, and fails later, in the server's first state")
 def test_feddyn_is_refused_twice():
     with pytest.raises(UsageError):
         FedDyn(host=feddyn())

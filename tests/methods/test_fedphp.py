@@ -189,9 +189,7 @@ def test_fedphp_mean_is_weighted_by_rows():
         assert float(merged["w"]) == expected
 
 
-@pytest.mark.parametrize(
-    "lam", [0.0, pytest.param(0.5, marks=pytest.mark.xfail(strict=True, reason="1 - lam scales it"))]
-)
+@pytest.mark.parametrize("lam", [0.0, 0.5])
 def test_a_worn_pull_has_its_own_strength_whatever_lam(lam):
     """With one slope everywhere and no other loss to speak of, a step is that slope."""
     task = task_of(Dense)

@@ -476,7 +476,7 @@ def public_task(make=Dense):
 
 
 def learned_of(gamma: float = 1.0):
-    return tree.map(torch.Tensor.double, metabalance.initial(gamma))
+    return metabalance.initial(gamma, torch.float64)
 
 
 def plain_weights(losses, weigher):
@@ -564,14 +564,14 @@ def test_meta_bsm_with_equal_weights_is_balanced_softmax():
 
 def test_meta_bsm_weights_of_rows_have_mean_one_over_the_rows_and_see_no_padding():
     losses, mask = torch.tensor([0.1, 2.0, 0.7, 9.0, 9.0]), torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0])
-    weights = metabalance.row_weights(losses, mask, metabalance.initial(1.0).weigher)
+    weights = metabalance.row_weights(losses, mask, metabalance.initial(1.0, torch.float32).weigher)
     assert float(weights[:3].mean()) == pytest.approx(1.0, rel=1e-6)
     assert float(weights.min()) > 0 and float(weights[:3].std()) > 1e-4
-    torch.testing.assert_close(weights[:3], plain_weights(losses[:3], metabalance.initial(1.0).weigher))
+    torch.testing.assert_close(weights[:3], plain_weights(losses[:3], metabalance.initial(1.0, torch.float32).weigher))
 
 
 def test_meta_bsm_weights_pass_no_slope_to_the_losses():
-    learned = metabalance.initial(1.0)
+    learned = metabalance.initial(1.0, torch.float32)
     batch = Batch(torch.zeros(3, 1), torch.tensor([0, 1, 0]), torch.ones(3), torch.tensor([3.0, 1.0]), torch.tensor(0))
     logits = torch.tensor([[1.0, 0.0], [0.3, 2.0], [-1.0, 0.5]])
     slope = torch.func.grad(lambda z: metabalance.weighed_loss(z, batch, learned))(logits)
@@ -582,7 +582,7 @@ def test_meta_bsm_weights_pass_no_slope_to_the_losses():
 
 
 def test_meta_bsm_leaves_absent_classes_out():
-    learned = metabalance.initial(1.0)
+    learned = metabalance.initial(1.0, torch.float32)
     batch = Batch(torch.zeros(1, 1), torch.tensor([0]), torch.ones(1), torch.tensor([1.0, 1.0, 0.0]), torch.tensor(0))
     loss = metabalance.weighed_loss(torch.tensor([[0.0, 0.0, 50.0]]), batch, learned)
     assert float(loss) == pytest.approx(torch.log(torch.tensor(2.0)).item())
@@ -629,16 +629,11 @@ def test_meta_bsm_asks_for_ten_public_rows_of_each_class_and_others_for_none():
         method.train(task, task.initial, client_of(3, learned_of()), shard_for(task))
 
 
-# What does not work yet
-
-
-@pytest.mark.xfail(strict=True, reason="ALA keeps the hypernetwork after a round and did not have it before")
 def test_ala_blends_the_shared_model_and_not_the_hypernetwork():
     run = played(run_of("fedrod:head=hyper+ala", executor="one_by_one", settings={"cap": 2}), 2)
     assert not any(name.startswith(HYPER) for name in run.store.rows(EVERYONE).model)
 
 
-@pytest.mark.xfail(strict=True, reason="what is learned is of single precision whatever the model")
 def test_meta_bsm_of_a_model_of_double_precision_is_no_error():
     task, _ = public_task()
     method = FedRoD(solver_of(), loss="meta-bsm")

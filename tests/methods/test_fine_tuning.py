@@ -106,7 +106,6 @@ def test_ft_says_so():
 
 
 @pytest.mark.parametrize("name", ["local", "fedmeta", "fedpermeta", "fedfomo", "apple", "mtl"])
-@pytest.mark.xfail(strict=True, raises=TypeError, reason="it hands these hosts a worn that they do not take")
 def test_ft_can_be_worn_by_methods_that_train_no_shared_model(name):
     played(run_of(f"{name}+ft", executor="one_by_one"), 1)
 

@@ -262,7 +262,6 @@ def test_bytes_of_a_run_are_without_kept_layers_down_and_whole_up():
 # Worn parts
 
 
-@pytest.mark.xfail(strict=True, reason="what is received holds the mask of kept layers, which is no part of a model")
 def test_prox_pulls_towards_the_received_layers():
     task, method = task_for(), heurpfedla().with_solver(solver_of())
     received, own, shard = moved(task.initial, 1), moved(task.initial, 2), shard_for(task)
@@ -277,6 +276,5 @@ def test_prox_pulls_towards_the_received_layers():
     assert_close(upload, trained(Dense, start, batches(shard), pull))
 
 
-@pytest.mark.xfail(strict=True, reason="a tuned model has no mask of kept layers")
 def test_fine_tuning_before_a_round_is_no_error():
     played(run_of("heurpfedla+c:c_epochs=1", executor="one_by_one"), 1).personal_model(0)

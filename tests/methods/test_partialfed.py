@@ -156,15 +156,7 @@ def logits_by_hand(make, layers, received, own, logits, shard, lr, temperature):
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
-@pytest.mark.parametrize(
-    "make",
-    [
-        Dense,
-        pytest.param(
-            Normed, marks=pytest.mark.xfail(strict=True, reason="the steps of statistics count as slopes of the choice")
-        ),
-    ],
-)
+@pytest.mark.parametrize("make", [Dense, Normed])
 def test_logits_take_straight_through_steps_on_the_rows_of_the_choice(make, temperature):
     task = task_of(make)
     received, own, shard = moved(task.initial, 1), moved(task.initial, 2), shard_for(task, n=80)

@@ -197,6 +197,5 @@ def test_orders_differ_on_a_model():
     assert differs(*(upload_of(per_of(order), task, received, shard) for order in ("fo", "exact")))
 
 
-@pytest.mark.xfail(strict=True, raises=KeyError, reason="it does not say how many steps it took")
 def test_perfedavg_can_wear_scaffold():
     played(run_of("perfedavg+scaffold", executor="one_by_one"), 1)

@@ -182,6 +182,5 @@ def test_a_worn_pull_acts_on_the_shared_model_and_not_on_theta():
     assert (float(client.model["w"]), float(upload["w"])) == (0.625, 0.3125)
 
 
-@pytest.mark.xfail(strict=True, raises=KeyError, reason="it does not say how many steps it took")
 def test_pfedme_can_wear_scaffold():
     played(run_of("pfedme:inner_steps=1+scaffold", executor="one_by_one"), 1)
