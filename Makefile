@@ -14,7 +14,7 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	touch $@
 
 demo: $(VENV)/installed
-	$(BIN)/plures compare local fedavg fedprox ditto fedrep fedbn fedala fedrod pfedla \
+	$(BIN)/plures compare local fedavg ditto fedrep fedala fedrod pfedla plgu-lf:personal=1 afml \
 	  --data digits --partition dirichlet:0.1 --clients 20 --rounds 30
 
 test: $(VENV)/installed

@@ -57,17 +57,17 @@ COLUMNS: dict[str, Callable[[Summary], float | None]] = {
 
 FASHION = {"data": "fashion-mnist", "eval_every": 0}
 ROD = FASHION | {
-    "share": 0.2,
+    "share": 0.1,
     "partition": "dirichlet-class:0.3",
     "model": "rod-cnn",
-    "epochs": 5,
+    "epochs": 2,
     "batch": 40,
     "lr": 0.01,
     "momentum": 0.9,
     "weight_decay": 1e-5,
     "lr_decay": 0.99,
 }
-AFML = FASHION | {"share": 0.1, "clients": 20, "model": "hncnn", "batch": 10, "lr": 0.02, "rounds": 60}
+AFML = FASHION | {"share": 0.1, "clients": 20, "model": "hncnn", "batch": 10, "lr": 0.02, "rounds": 40}
 ALL = [
     *["local", "fedavg", "fedprox", "scaffold", "feddyn", "fedsam", "perfedavg", "fedmeta", "fedpermeta", "pfedme"],
     *["ditto", "fedper", "fedrep", "lgfedavg", "fedbn", "fedamp", "fedphp", "fedfomo", "apple", "partialfed"],
@@ -75,7 +75,18 @@ ALL = [
     *["plgu-grep", "plgu-ghn", "afml"],
 ]
 TABLE2 = [
-    *["fedavg", "fedprox", "fedavg+c", "fedprox+c", "perfedavg", "fedrep", "pfedme", "ditto", "fedamp", "fedphp"],
+    *[
+        "fedavg",
+        "fedprox",
+        "fedavg+c:c_epochs=3",
+        "fedprox+c:c_epochs=3",
+        "perfedavg",
+        "fedrep",
+        "pfedme",
+        "ditto",
+        "fedamp",
+        "fedphp",
+    ],
     *["fedfomo", "apple", "partialfed", "fedala"],
 ]
 
@@ -92,8 +103,8 @@ COMPARISONS: dict[str, Comparison] = {
     ),
     "fedrod": Comparison(
         "Fed-RoD: generic and personal in one model",
-        ROD | {"clients": 40, "participation": 0.4, "rounds": 30},
-        ["local", "fedavg:pm=local", "fedrod", "fedrod:head=hyper", "fedrod+feddyn"],
+        ROD | {"clients": 20, "participation": 0.4, "rounds": 30},
+        ["fedavg:pm=local", "fedrod", "fedrod:head=hyper"],
         [0, 1],
         ["generic", "personal", "worst 5 %"],
         [
@@ -108,7 +119,7 @@ COMPARISONS: dict[str, Comparison] = {
     ),
     "fedrod-new-clients": Comparison(
         "Fed-RoD: clients that were not in training",
-        ROD | {"clients": 60, "new_clients": 30, "participation": 0.4, "rounds": 40},
+        ROD | {"clients": 40, "new_clients": 20, "participation": 0.4, "rounds": 40},
         ["fedavg", "fedrod", "fedrod:head=hyper"],
         [0, 1],
         ["new, generic", "new, before", "new, after"],
@@ -125,13 +136,13 @@ COMPARISONS: dict[str, Comparison] = {
     "fedala-table2": Comparison(
         "FedALA: the methods of its Table 2",
         FASHION
-        | {"share": 0.1, "partition": "dirichlet:0.1", "clients": 20, "model": "cnn4", "rounds": 30, "lr": 0.005},
+        | {"share": 0.1, "partition": "dirichlet:0.1", "clients": 20, "model": "cnn4", "rounds": 30, "lr": 0.05},
         TABLE2,
         [0],
         ["personal", "worst 5 %", "pooled"],
         [
             Claim("FedALA is better than FedAvg", "pooled", "fedala", "fedavg"),
-            Claim("FedALA is better than FedAvg-C", "pooled", "fedala", "fedavg+c"),
+            Claim("FedALA is better than FedAvg-C", "pooled", "fedala", "fedavg+c:c_epochs=3"),
         ],
     ),
     "pfedla": Comparison(
@@ -156,12 +167,12 @@ COMPARISONS: dict[str, Comparison] = {
         "PLGU-LF: the worst-served clients of the global model",
         FASHION
         | {
-            "share": 0.3,
+            "share": 0.2,
             "partition": "labels:3",
             "clients": 100,
             "participation": 0.2,
             "model": "hncnn",
-            "rounds": 60,
+            "rounds": 40,
             "epochs": 2,
             "batch": 20,
             "lr": 0.02,
