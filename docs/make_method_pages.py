@@ -143,9 +143,8 @@ def shown(value: Any) -> str:
     return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
 
 
-def settings_table(method: Method) -> str:
+def settings_rows(fields: dict[str, dataclasses.Field[Any]], values: dict[str, Any]) -> str:
     """Name, default, what is allowed and what it means, for every setting."""
-    fields, values = setting_fields(method), all_settings(method)
     if not fields:
         return "None."
     rows = [
@@ -154,11 +153,13 @@ def settings_table(method: Method) -> str:
     return table(["name", "default", "allowed", "meaning"], rows)
 
 
+def settings_table(method: Method) -> str:
+    return settings_rows(setting_fields(method), all_settings(method))
+
+
 def part_settings(part: str) -> str:
-    own = {field.name for field in settings_of(PARTS[part])}
     fields = {field.name: field for field in settings_of(PARTS[part])}
-    rows = [[f"`{n}`", shown(fields[n].default), allowed(fields[n]), fields[n].metadata["help"]] for n in fields]
-    return table(["name", "default", "allowed", "meaning"], rows) if own else "None."
+    return settings_rows(fields, {name: field.default for name, field in fields.items()})
 
 
 class Held(NamedTuple):

@@ -105,7 +105,7 @@ COMPARISONS: dict[str, Comparison] = {
         "Fed-RoD: generic and personal in one model",
         ROD | {"clients": 20, "participation": 0.4, "rounds": 30},
         ["fedavg:pm=local", "fedrod", "fedrod:head=hyper"],
-        [0, 1],
+        [0],
         ["generic", "personal", "worst 5 %"],
         [
             Claim("Fed-RoD's generic model is better than FedAvg's", "generic", "fedrod", "fedavg:pm=local"),
@@ -121,7 +121,7 @@ COMPARISONS: dict[str, Comparison] = {
         "Fed-RoD: clients that were not in training",
         ROD | {"clients": 40, "new_clients": 20, "participation": 0.4, "rounds": 40},
         ["fedavg", "fedrod", "fedrod:head=hyper"],
-        [0, 1],
+        [0],
         ["new, generic", "new, before", "new, after"],
         [
             Claim(
@@ -159,7 +159,7 @@ COMPARISONS: dict[str, Comparison] = {
             "lr": 0.02,
         },
         ["local", "fedavg", "pfedla", "heurpfedla"],
-        [0, 1],
+        [0],
         ["personal", "worst 5 %", "harmed"],
         [Claim("pFedLA is better than training alone", "personal", "pfedla", "local")],
     ),
@@ -178,7 +178,7 @@ COMPARISONS: dict[str, Comparison] = {
             "lr": 0.02,
         },
         ["fedavg:weights=uniform", "fedsam", "plgu-lf:personal=2"],
-        [0, 1],
+        [0],
         ["generic on clients", "generic worst 5 %", "personal", "worst 5 %"],
         [
             Claim(
@@ -195,7 +195,7 @@ COMPARISONS: dict[str, Comparison] = {
             f"AFML at zeta {zeta}",
             AFML | {"partition": f"relabel:{zeta}"},
             ["fedavg+ft", "fedmeta", "afml"],
-            [0, 1],
+            [0],
             ["personal", "worst 5 %"],
             [
                 Claim("AFML is better than FedAvg-FT", "personal", "afml", "fedavg+ft"),

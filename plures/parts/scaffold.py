@@ -28,15 +28,8 @@ class Scaffold(Part):
 
     @property
     def refuses(self):
-        turn = "wear it the other way round, before scaffold"
-        return {
-            **self.host.refuses,
-            "ala": turn,
-            "c": turn,
-            "prox": turn,
-            "feddyn": turn,
-            "scaffold": "it has it already",
-        }
+        turn, twice = "wear it the other way round, before scaffold", "one correction of drift is enough"
+        return {**self.host.refuses, "ala": turn, "c": turn, "prox": turn, "feddyn": twice, "scaffold": twice}
 
     server_lr: float = setting(1.0, "how far the server moves to the mean of what clients made of its model", least=0)
 
