@@ -158,10 +158,13 @@ COMPARISONS: dict[str, Comparison] = {
             "batch": 32,
             "lr": 0.02,
         },
-        ["local", "fedavg", "pfedla", "heurpfedla"],
+        ["local", "fedavg", "pfedla", "pfedla:mixer_lr=0.5", "heurpfedla:mixer_lr=0.5"],
         [0],
         ["personal", "worst 5 %", "harmed"],
-        [Claim("pFedLA is better than training alone", "personal", "pfedla", "local")],
+        [
+            Claim("pFedLA is better than training alone", "personal", "pfedla", "local"),
+            Claim("with a faster hypernetwork too", "personal", "pfedla:mixer_lr=0.5", "local"),
+        ],
     ),
     "plgu": Comparison(
         "PLGU-LF: the worst-served clients of the global model",

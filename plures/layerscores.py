@@ -20,7 +20,13 @@ def scored_layers(task: Task, params: Params, norm_layers: bool) -> dict[str, st
 
 
 def scores(
-    task: Task, own: Params, reference: Params, layer_of: dict[str, str], measure: str, scale: str, trained: Tensor | bool = True
+    task: Task,
+    own: Params,
+    reference: Params,
+    layer_of: dict[str, str],
+    measure: str,
+    scale: str,
+    trained: Tensor | bool = True,
 ) -> Tensor:
     """[layer]: distance by weights, scaled to mean one, to sum one, or not at all.
 

@@ -131,6 +131,11 @@ class Method:
             _check_setting(type(self).__name__, field, getattr(self, field.name))
 
     @property
+    def title(self) -> str:
+        """What it is called in sentences; a worn part is called by its host."""
+        return type(self).__name__
+
+    @property
     def public_rows(self) -> int:
         """How many rows of each class it needs that everybody may see: `task.public`."""
         return 0
@@ -233,8 +238,14 @@ def weights_setting(default: str = "samples") -> Any:
     return setting(default, "how uploads are weighted in the mean", choices=("samples", "uniform"))
 
 
-def average(uploads: Tree, sizes: Tensor, weights: str) -> Tree:
-    return tree.mean(uploads, sizes if weights == "samples" else torch.ones_like(sizes))
+@dataclass(frozen=True)
+class Averaged(Method):
+    """A method whose server takes the mean of what clients upload."""
+
+    weights: str = weights_setting()
+
+    def merge(self, task: Task, server: Tree, ids: Tensor, uploads: Tree, sizes: Tensor) -> Tree:
+        return tree.mean(uploads, sizes if self.weights == "samples" else torch.ones_like(sizes))
 
 
 def settings_of(method: type) -> list[dataclasses.Field[Any]]:

@@ -166,9 +166,10 @@ def about_method(spec: str, scene: Scene) -> str:
     down = tree.row(message.tree, 0) if isinstance(message, Each) else message.tree
     lines += ["", f"With model {scene.config.model} on {scene.config.data} and {scene.config.clients} clients"]
     kind = "each client its own" if isinstance(message, Each) else "the same for all"
-    lines += _tensors(f"down, a client and round ({kind})", down)
-    lines += _tensors("up, a client and round", upload)
-    lines += _tensors("kept by a client, never sent", client)
+    n_down, n_up = scene.method.n_bytes(scene.task, down, upload)
+    lines += _tensors(f"down, a client and round ({kind})", down, n_down)
+    lines += _tensors("up, a client and round", upload, n_up)
+    lines += _tensors("kept by a client, never sent", client, tree.n_bytes(client))
     lines += [f"  kept by the server: {in_bytes(tree.n_bytes(server))}"]
     return "\n".join(lines)
 
@@ -195,9 +196,8 @@ def traffic(scene: Scene) -> tuple[int, int]:
     return scene.method.n_bytes(scene.task, one, upload)
 
 
-def _tensors(title: str, of: Any) -> list[str]:
+def _tensors(title: str, of: Any, total: int) -> list[str]:
     found = list(zip(tree.names(of), tree.leaves(of), strict=True))
-    total = tree.n_bytes(of)
     lines = [f"  {title}: {in_bytes(total) if found else 'nothing'}"]
     lines += [f"    {name} {'x'.join(map(str, x.shape)) or 'number'}" for name, x in found[:40]]
     if len(found) > 40:

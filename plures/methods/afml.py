@@ -1,6 +1,6 @@
 """AFML: meta-learning that adapts a head on an encoder with random weights, under three trade-offs.
 
-Adaptive Federated Meta-Learning under any degree of diversity.
+Towards Generalizable Personalized Federated Learning with Adaptive Local Adaptation.
 
 The server keeps means and deviations of the encoder's weights and a head c. In a round it draws one encoder for
 all. A client adapts the head by one step on its support rows and returns the slopes, on its query rows, of

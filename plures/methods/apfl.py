@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .. import tree
 from ..fit import fit
-from ..method import BARE, Method, average, pulled, setting, weights_setting
+from ..method import BARE, Averaged, pulled, setting
 from ..tree import Params
 
 
@@ -32,17 +32,13 @@ def mixture(own, shared, alpha):
 
 
 @dataclass(frozen=True)
-class APFL(Method):
+class APFL(Averaged):
     """An own model, a shared one, and a learned mixture of the two."""
 
     alpha: float = setting(0.75, "share of the own model in the mixture, at the start", least=0, most=1)
     adaptive: bool = setting(True, "whether the share is learned")
     alpha_lr: float = setting(0.1, "step size of the share", least=0)
     pm: str = setting("local", "shared model of the mixture: last trained, or received", choices=("local", "server"))
-    weights: str = weights_setting()
-
-    def merge(self, task, server, ids, uploads, sizes):
-        return average(uploads, sizes, self.weights)
 
     def init_client(self, task, params):
         return APFLClient(params, params if self.pm == "local" else {}, torch.tensor(self.alpha))

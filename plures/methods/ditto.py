@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from .. import tree
 from ..fit import fit
-from ..method import BARE, Method, average, setting, weights_setting
+from ..method import BARE, Averaged, Method, setting
 from ..tree import Params
 
 
@@ -22,14 +22,10 @@ class DittoClient(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Ditto(Method):
+class Ditto(Averaged):
     """Trains the shared model as FedAvg does, and a personal one that is held near it."""
 
     lam: float = setting(0.1, "pull of the personal model towards the received one", least=0)
-    weights: str = weights_setting()
-
-    def merge(self, task, server, ids, uploads, sizes):
-        return average(uploads, sizes, self.weights)
 
     def init_client(self, task, params):
         return DittoClient(params)

@@ -49,6 +49,8 @@ class FedAMP(Method):
     pull: float = setting(0.1, "pull towards the received mixture while training", least=0)
     start: str = setting("mixture", "where training begins: the received mixture, or own", choices=("mixture", "own"))
 
+    refuses = {part: "its server keeps a model for each client and none for all" for part in ("scaffold", "feddyn")}
+
     def init_server(self, task, params, federation):
         return FedAMPServer(tree.repeat(params, federation.n_clients))
 

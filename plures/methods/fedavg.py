@@ -9,7 +9,7 @@ its last round, as the Fed-RoD paper does; `pm=global` scores the mean on every 
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..method import BARE, Method, average, setting, weights_setting
+from ..method import BARE, Averaged, Method, setting
 from ..tree import Params
 
 
@@ -18,16 +18,12 @@ class FedAvgClient(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedAvg(Method):
+class FedAvg(Averaged):
     """Clients train the received model; the server takes the mean, weighted by rows."""
 
     pm: str = setting(
         "global", "the personal model: the mean, or the client's last trained model", choices=("global", "local")
     )
-    weights: str = weights_setting()
-
-    def merge(self, task, server, ids, uploads, sizes):
-        return average(uploads, sizes, self.weights)
 
     def init_client(self, task, params):
         return FedAvgClient(params if self.pm == "local" else {})

@@ -6,7 +6,8 @@ A client splits its rows into support and query, takes one step of size inner_lr
 uploads the slope of the query loss there, as a function of where the step began. The server takes one
 step of size lr along the mean of these slopes. The personal model is fine-tuned from the mean.
 
-Differs from the paper: slopes are over all support and all query rows of a client.
+Differs from the paper: slopes are over all support and all query rows of a client. The server's step is not
+decayed from round to round.
 """
 
 from dataclasses import dataclass

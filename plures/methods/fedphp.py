@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .. import tree
 from ..fit import fit
-from ..method import BARE, Method, average, pulled, setting, weights_setting
+from ..method import BARE, Averaged, pulled, setting
 from ..tree import Params
 
 WIDTHS = (0.5, 1.0, 2.0)
@@ -41,15 +41,11 @@ def mmd(a, b, mask):
 
 
 @dataclass(frozen=True)
-class FedPHP(Method):
+class FedPHP(Averaged):
     """A moving average of the client's models, and a loss that keeps their features alike."""
 
     lam: float = setting(0.05, "weight of the likeness of features", least=0, most=1)
     mu_max: float = setting(0.9, "largest weight of the past in the moving average", least=0, most=1)
-    weights: str = weights_setting()
-
-    def merge(self, task, server, ids, uploads, sizes):
-        return average(uploads, sizes, self.weights)
 
     def init_client(self, task, params):
         return FedPHPClient(params, torch.tensor(0))

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from .. import tree
 from ..fit import fit
-from ..method import BARE, Method, average, fitted_head, pulled, setting, weights_setting
+from ..method import BARE, Averaged, fitted_head, pulled, setting
 from ..tree import Params
 
 
@@ -23,17 +23,13 @@ class FedRepClient(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedRep(Method):
+class FedRep(Averaged):
     """The head stays and is trained first; the body travels and takes the solver's epochs or steps."""
 
     head_epochs: int = setting(10, "epochs on the head before the body is trained", least=0)
-    weights: str = weights_setting()
 
     def shared(self, task, params):
         return tree.drop(params, task.is_head)
-
-    def merge(self, task, server, ids, uploads, sizes):
-        return average(uploads, sizes, self.weights)
 
     def generic(self, task, server):
         return None

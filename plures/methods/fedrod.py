@@ -25,7 +25,7 @@ from .. import metabalance, tree
 from ..balance import LOSSES
 from ..dense import drawn
 from ..fit import fit, recorded
-from ..method import BARE, Method, average, pulled, setting, weights_setting
+from ..method import BARE, Averaged, pulled, setting
 from ..task import cross_entropy
 from ..tree import Params, Tree
 
@@ -50,7 +50,7 @@ def generated(hyper, counts):
 
 
 @dataclass(frozen=True)
-class FedRoD(Method):
+class FedRoD(Averaged):
     """A balanced shared model, plus a personal head added to its logits."""
 
     head: str = setting(
@@ -68,7 +68,6 @@ class FedRoD(Method):
         "body and generic head of the personal model: last trained, or the server's",
         choices=("local", "server"),
     )
-    weights: str = weights_setting()
 
     refuses = {
         "brm": "its shared model is trained with a balanced loss already; choose it with loss=",
@@ -89,9 +88,6 @@ class FedRoD(Method):
         like = params[task.head + ".weight"]
         hidden = drawn(federation.key, (self.width, n_classes), n_classes, 0).to(like.dtype)
         return params | {HYPER + "hidden": hidden, HYPER + "output": like.new_zeros(n_classes * n_features, self.width)}
-
-    def merge(self, task, server, ids, uploads, sizes):
-        return average(uploads, sizes, self.weights)
 
     def generic(self, task, server):
         return self.shared(task, server)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .. import seeds, tree
 from ..fit import fit
-from ..method import BARE, Method, average, setting, weights_setting
+from ..method import BARE, Averaged, Method, setting
 from ..tree import Params
 
 STRATEGIES = ("adaptive", "global", "local", "head", "batch-norm")
@@ -31,7 +31,7 @@ class PartialFedClient(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PartialFed(Method):
+class PartialFed(Averaged):
     """Every layer is loaded or kept, by a choice that the client learns."""
 
     strategy: str = setting("adaptive", "learned, or what stays own: nothing, all, head, BatchNorm", choices=STRATEGIES)
@@ -41,10 +41,6 @@ class PartialFed(Method):
     )
     logits_lr: float = setting(0.1, "learning rate of the logits", least=0)
     temperature: float = setting(1.0, "of the Gumbel-softmax", least=1e-3)
-    weights: str = weights_setting()
-
-    def merge(self, task, server, ids, uploads, sizes):
-        return average(uploads, sizes, self.weights)
 
     def init_client(self, task, params):
         logits = torch.zeros(len(task.layers_in(params)), 2)

@@ -19,7 +19,7 @@ import torch
 
 from .. import tree
 from ..fit import fit, sloped, step_down
-from ..method import BARE, Method, average, pulled, setting, weights_setting
+from ..method import BARE, Averaged, pulled, setting, weights_setting
 from ..sharpness import statistics_only
 
 
@@ -29,7 +29,7 @@ def adapted(task, params, shard, solver, lr, epochs):
 
 
 @dataclass(frozen=True)
-class PerFedAvg(Method):
+class PerFedAvg(Averaged):
     """Local steps along slopes through one step of adaptation."""
 
     order: str = setting("hf", "the curvature: none, by a difference of slopes, exact", choices=("fo", "hf", "exact"))
@@ -37,9 +37,6 @@ class PerFedAvg(Method):
     delta: float = setting(1e-3, "hf: length of the difference", least=1e-12)
     pm_epochs: int = setting(1, "epochs of adaptation of the personal model", least=0)
     weights: str = weights_setting("uniform")
-
-    def merge(self, task, server, ids, uploads, sizes):
-        return average(uploads, sizes, self.weights)
 
     def train(self, task, received, client, shard, worn=BARE):
         n_parts = 2 if self.order == "fo" else 3

@@ -16,7 +16,7 @@ import torch
 
 from .. import tree
 from ..fit import descend, fit, recorded, sloped
-from ..method import BARE, Method, average, pulled, setting, weights_setting
+from ..method import BARE, Averaged, pulled, setting
 from ..tree import Params
 
 
@@ -25,7 +25,7 @@ class PFedMeClient(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PFedMe(Method):
+class PFedMe(Averaged):
     """Personal models held near the shared one, which moves towards them."""
 
     lam: float = setting(15.0, "pull of the personal model towards the shared one", least=0)
@@ -33,10 +33,9 @@ class PFedMe(Method):
     inner_lr: float = setting(0.05, "size of these steps", least=0)
     beta: float = setting(1.0, "share of the way that the server moves to the mean", least=0)
     warm: bool = setting(False, "begin each batch at the last personal model instead of the shared one")
-    weights: str = weights_setting()
 
     def merge(self, task, server, ids, uploads, sizes):
-        mean = average(uploads, sizes, self.weights)
+        mean = super().merge(task, server, ids, uploads, sizes)
         return mean if self.beta == 1 else tree.map(lambda old, new: torch.lerp(old, new, self.beta), server, mean)
 
     def init_client(self, task, params):

@@ -1,6 +1,6 @@
 """PLGU-GHN (our reconstruction): pFedHN whose clients train by layer-wise sharpness-aware steps.
 
-Liu et al., Prevent Poorly-served Clients: Personalized Federated Learning with Layer-wise Generalization, 2023,
+Qu et al., How to Prevent the Poor Performance Clients for Personalized Federated Learning?, 2023,
 names it; its procedure is in a supplement that is not public.
 
 The client scores the layers of the received model by how far its last trained model is from it, and trains the
@@ -21,9 +21,8 @@ from ..fit import fit
 from ..method import BARE, Method, pulled
 from ..parts.keep import KeepLocal
 from ..tree import Params
+from .layerwise import LayerwiseSteps
 from .pfedhn import PFedHN
-from .plgu_grep import sharp_loss, stages_setting
-from .plgu_lf import norm_setting, q_setting, rho_setting, scale_setting, score_setting
 
 
 class PlguGhnClient(NamedTuple):
@@ -32,27 +31,18 @@ class PlguGhnClient(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PlguGhn(PFedHN):
+class PlguGhn(LayerwiseSteps, PFedHN):
     """Generated models, trained with layer-wise sharpness."""
-
-    rho: float = rho_setting()
-    q: float = q_setting()
-    score: str = score_setting()
-    scale: str = scale_setting()
-    score_norm_layers: bool = norm_setting()
-    stages: str = stages_setting()
 
     def init_client(self, task, params):
         return PlguGhnClient(params, torch.tensor(0))
 
     def train(self, task, received, client, shard, worn=BARE):
         def objective(params, batch, scores, lr, pulls):
-            loss = sharp_loss(self.stages, lambda p: task.loss(p, batch), params, lr, self.rho, scores, self.q)
-            return pulled(loss, params, pulls)
+            return pulled(self.sharp_loss(lambda p: task.loss(p, batch), params, lr, scores), params, pulls)
 
         start = worn.begin(received)
-        layer_of = layerscores.scored_layers(task, start, self.score_norm_layers)
-        each = layerscores.scores(task, client.model, start, layer_of, self.score, self.scale, client.rounds > 0)
+        each, layer_of = self.layer_scores(task, client.model, start, client.rounds)
         given = (layerscores.by_tensor(each, layer_of), self.solver.rate(shard.round), worn.pulls)
         fitted = fit(objective, start, shard, self.solver, given=given)
         return PlguGhnClient(fitted.params, client.rounds + 1), fitted.params, {"loss": fitted.loss}

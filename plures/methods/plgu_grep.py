@@ -1,6 +1,6 @@
 """PLGU-GRep: FedRep whose shared body learns by layer-wise sharpness-aware steps.
 
-Liu et al., Prevent Poorly-served Clients: Personalized Federated Learning with Layer-wise Generalization, 2023.
+Qu et al., How to Prevent the Poor Performance Clients for Personalized Federated Learning?, 2023.
 
 The head is fitted on the received body first. Layers of the body are scored by how far the client's last body
 is from the received one; then every step on the body, under the fixed head, is a plain one followed by one
@@ -19,11 +19,10 @@ from torch import Tensor
 
 from .. import layerscores, tree
 from ..fit import fit
-from ..method import fitted_head, setting, weights_setting
-from ..sharpness import sharp, twice_sharp
+from ..method import fitted_head, weights_setting
 from ..tree import Params
 from .fedrep import FedRep
-from .plgu_lf import norm_setting, q_setting, rho_setting, scale_setting, score_setting
+from .layerwise import LayerwiseSteps
 
 
 class PlguGRepClient(NamedTuple):
@@ -32,27 +31,10 @@ class PlguGRepClient(NamedTuple):
     rounds: Tensor  # that it took part in
 
 
-def stages_setting():
-    return setting("two", "a plain step before each sharp one, or the sharp one alone", choices=("one", "two"))
-
-
-def sharp_loss(stages, loss, params, lr, rho, scores, q):
-    """A loss whose slopes make the sharp step, with or without a plain one before it."""
-    if stages == "two":
-        return twice_sharp(loss, params, lr, rho, scores, q)
-    return sharp(loss, params, rho, scores, q)
-
-
 @dataclass(frozen=True)
-class PlguGRep(FedRep):
+class PlguGRep(LayerwiseSteps, FedRep):
     """A private head, and a shared body sharpened by layers."""
 
-    rho: float = rho_setting()
-    q: float = q_setting()
-    score: str = score_setting()
-    scale: str = scale_setting()
-    score_norm_layers: bool = norm_setting()
-    stages: str = stages_setting()
     weights: str = weights_setting("uniform")
 
     def init_client(self, task, params):
@@ -63,10 +45,9 @@ class PlguGRep(FedRep):
             def loss(body):
                 return task.loss(body | head, batch)
 
-            return sharp_loss(self.stages, loss, body, lr, self.rho, scores, self.q)
+            return self.sharp_loss(loss, body, lr, scores)
 
-        layer_of = layerscores.scored_layers(task, received, self.score_norm_layers)
-        each = layerscores.scores(task, client.body, received, layer_of, self.score, self.scale, client.rounds > 0)
+        each, layer_of = self.layer_scores(task, client.body, received, client.rounds)
         head = fitted_head(task, client.head, received, shard, self.solver, self.head_epochs)
         given = (head.params, layerscores.by_tensor(each, layer_of), self.solver.rate(shard.round))
         body = fit(body_loss, received, shard, self.solver, given=given)

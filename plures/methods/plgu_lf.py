@@ -1,6 +1,6 @@
 """PLGU-LF: a shared model that learns where personal models find it sharp, and personal layers that stay.
 
-Liu et al., Prevent Poorly-served Clients: Personalized Federated Learning with Layer-wise Generalization, 2023.
+Qu et al., How to Prevent the Poor Performance Clients for Personalized Federated Learning?, 2023.
 
 A client scores each layer by how far its personal model is from the received one. The D highest stay
 personal; the others of the personal model are replaced by the received ones. Then in every step
@@ -21,9 +21,10 @@ from torch import Tensor
 
 from .. import layerscores, tree
 from ..fit import fit, sloped
-from ..method import Method, average, setting, weights_setting
+from ..method import Averaged, setting, weights_setting
 from ..sharpness import moved, perturbation, statistics_only
 from ..tree import Params
+from .layerwise import Layerwise
 
 
 class PlguLfClient(NamedTuple):
@@ -31,36 +32,11 @@ class PlguLfClient(NamedTuple):
     rounds: Tensor  # that it took part in
 
 
-def rho_setting():
-    return setting(0.05, "how far uphill the slope of the shared model is taken", least=0)
-
-
-def q_setting():
-    return setting(2.0, "norm of the slopes; 2 as in SAM, 1 takes their signs", least=1)
-
-
-def score_setting():
-    return setting("mean", "distance of a layer: its length by weights, or by their root", choices=("mean", "rms"))
-
-
-def scale_setting():
-    return setting("mean1", "scores have mean one, sum one, or are the distances", choices=("mean1", "sum1", "raw"))
-
-
-def norm_setting():
-    return setting(False, "whether normalisation layers are scored as layers of their own")
-
-
 @dataclass(frozen=True)
-class PlguLf(Method):
+class PlguLf(Layerwise, Averaged):
     """A shared model sharpened by layers, and a personal model that keeps its most personal layers."""
 
     personal: int = setting(5, "how many layers stay personal", least=0)
-    rho: float = rho_setting()
-    q: float = q_setting()
-    score: str = score_setting()
-    scale: str = scale_setting()
-    score_norm_layers: bool = norm_setting()
     perturb: str = setting(
         "all", "layers of the shared model that are perturbed: all, universal, personal", choices=("all", "uni", "per")
     )
@@ -68,19 +44,14 @@ class PlguLf(Method):
     grad_at: str = setting("w", "which model is perturbed to move the shared one", choices=("w", "theta"))
     weights: str = weights_setting("uniform")
 
-    def merge(self, task, server, ids, uploads, sizes):
-        return average(uploads, sizes, self.weights)
-
     def init_client(self, task, params):
         return PlguLfClient(params, torch.tensor(0))
 
     def scored_against(self, task, client, received):
         """For every tensor its layer's score, and whether its layer is personal."""
-        layer_of = layerscores.scored_layers(task, received, self.score_norm_layers)
-        each = layerscores.scores(task, client.model, received, layer_of, self.score, self.scale, client.rounds > 0)
-        return layerscores.by_tensor(each, layer_of), layerscores.by_tensor(
-            layerscores.most(each, self.personal), layer_of
-        )
+        each, layer_of = self.layer_scores(task, client.model, received, client.rounds)
+        personal = layerscores.most(each, self.personal)
+        return layerscores.by_tensor(each, layer_of), layerscores.by_tensor(personal, layer_of)
 
     def train(self, task, received, client, shard):
         def objective(both, batch, scores):

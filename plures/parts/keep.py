@@ -73,3 +73,7 @@ class KeepLocal(Part):
 
     def personalize(self, task, received, client, shard):
         return self.host.personalize(task, self.local_model(task, received, client), client.host, shard)
+
+    @property
+    def scored(self):
+        return f"server's model, own {self.private}" if self.host.scored == "global" else self.host.scored

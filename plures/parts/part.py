@@ -19,13 +19,17 @@ class Part(Method):
 
     def __post_init__(self):
         super().__post_init__()
-        part, name = type(self).__name__.lower(), type(self.host).__name__
+        part, name = type(self).__name__.lower(), self.host.title
         if part in self.host.refuses:
             raise UsageError(f"{name} cannot wear {part}: {self.host.refuses[part]}")
         if self.changes_training and "worn" not in inspect.signature(self.host.train).parameters:
             raise UsageError(
                 f"{name} cannot wear {part}: it trains no shared model whose start or loss a part could change"
             )
+
+    @property
+    def title(self):
+        return self.host.title
 
     @property
     def refuses(self):

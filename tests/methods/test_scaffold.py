@@ -255,7 +255,7 @@ def test_the_personal_model_may_be_the_last_trained_one():
 
 
 def test_scaffold_is_refused_twice():
-    with pytest.raises(UsageError, match="already"):
+    with pytest.raises(UsageError, match="scaffold"):
         Scaffold(host=scaffold())
 
 
