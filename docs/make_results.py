@@ -103,7 +103,7 @@ COMPARISONS: dict[str, Comparison] = {
     ),
     "fedrod": Comparison(
         "Fed-RoD: generic and personal in one model",
-        ROD | {"clients": 20, "participation": 0.4, "rounds": 30},
+        ROD | {"clients": 20, "participation": 0.4, "rounds": 15, "epochs": 5},
         ["fedavg:pm=local", "fedrod", "fedrod:head=hyper"],
         [0],
         ["generic", "personal", "worst 5 %"],

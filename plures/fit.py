@@ -78,8 +78,12 @@ def fit(
     given: tuple[Tree, ...] = (),
     epochs: Tensor | None = None,
     stop: Plateau | None = None,
+    pace: dict[str, float] | None = None,
 ) -> Fitted:
-    """Train `params` on the shard. `epochs`, one number a client, replaces the solver's."""
+    """Train `params` on the shard. `epochs`, one number a client, replaces the solver's.
+
+    `pace` multiplies the learning rate of what stands under a name of the tree.
+    """
     leaves, params_spec = tree.flatten(params)
     given_leaves, given_spec = tree.flatten(given)
     if epochs is not None:
@@ -88,7 +92,11 @@ def fit(
         length, unit = torch.tensor(solver.steps), "steps"
     else:
         length, unit = torch.tensor(solver.epochs), "epochs"
-    job = _Job(_fit, objective, solver, unit, stop, params_spec, given_spec, len(leaves), len(given_leaves), _Found())
+    places = [name.partition("/")[0] for name in tree.names(params)]
+    paces = tuple((pace or {}).get(place, 1.0) for place in places)
+    job = _Job(
+        _fit, objective, solver, unit, stop, params_spec, given_spec, len(leaves), len(given_leaves), _Found(), paces
+    )
     out = _Loop.apply(job, *leaves, *given_leaves, *shard, length)
     return Fitted(tree.unflatten(out[:-2], params_spec), out[-2], out[-1])
 
@@ -123,14 +131,6 @@ def step_down(params: Tree, slopes: Tree, lr: float | Tensor) -> Tree:
     return tree.unflatten(moved, spec)
 
 
-def paced(params: Tree, factor: float) -> Tree:
-    """The same values, which learn `factor` times as fast as the solver says."""
-    leaves, spec = tree.flatten(params)
-    stay = tree.are_statistics(params)
-    moving = [x if s else x + (factor - 1) * (x - x.detach()) for x, s in zip(leaves, stay, strict=True)]
-    return tree.unflatten(moving, spec)
-
-
 def sloped(value: Tree, slopes: Tree) -> Tensor:
     """Zero, whose gradient with respect to `value` is `slopes`."""
     pairs = zip(tree.leaves(value), tree.leaves_like(value, slopes), strict=True)
@@ -159,6 +159,7 @@ class _Job(NamedTuple):
     n_params: int
     n_given: int
     found: _Found
+    paces: tuple[float, ...] = ()  # factors of the learning rate, one for each tensor
     alone: bool = False  # one client: no vmap
     traced: bool = True
 
@@ -290,7 +291,7 @@ def _fit(
         if step is None:
             step = _step(job, call, [*now, *batch, *own], given_dims)
         losses, slopes = step([*now, *batch, *own])
-        state.step(now, slopes, is_statistic, lr)
+        state.step(now, slopes, is_statistic, lr, job.paces)
         here: Any = torch.from_numpy(place) if gathered else slice(len(place))
         loss_sum[here] += losses
         steps[here] += 1
@@ -342,20 +343,28 @@ class _SolverState:
         self.kept = [[x[pick] for x in group] for group in self.kept]
 
     @torch.no_grad()
-    def step(self, leaves: list[Tensor], slopes: Sequence[Tensor | None], is_statistic: list[bool], lr: float) -> None:
-        solver, self.count = self.solver, self.count + 1
-        params, grads, at = [], [], []
+    def step(
+        self,
+        leaves: list[Tensor],
+        slopes: Sequence[Tensor | None],
+        is_statistic: list[bool],
+        lr: float,
+        paces: tuple[float, ...],
+    ) -> None:
+        self.count += 1
+        moving: dict[float, list[int]] = {}  # pace -> places of tensors
         for i, (leaf, slope) in enumerate(zip(leaves, slopes, strict=True)):
             if slope is None:
                 continue
             if is_statistic[i]:
                 leaf.sub_(slope)  # the slope of a statistic is the step it has to take
             else:
-                params.append(leaf)
-                grads.append(slope)
-                at.append(i)
-        if not params:
-            return
+                moving.setdefault(paces[i], []).append(i)
+        for pace, at in moving.items():
+            self._move([leaves[i] for i in at], [slopes[i] for i in at], at, lr * pace)  # type: ignore[misc]
+
+    def _move(self, params: list[Tensor], grads: list[Tensor], at: list[int], lr: float) -> None:
+        solver = self.solver
         if solver.weight_decay:
             grads = list(torch._foreach_add(grads, params, alpha=solver.weight_decay))
         if solver.kind == "adam":

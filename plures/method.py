@@ -10,6 +10,7 @@ names itself on the wire; what stays is a NamedTuple, so that a typing slip is c
 """
 
 import dataclasses
+import inspect
 import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -134,6 +135,11 @@ class Method:
     def title(self) -> str:
         """What it is called in sentences; a worn part is called by its host."""
         return type(self).__name__
+
+    @property
+    def trains_shared(self) -> bool:
+        """Whether it trains a shared model whose start or loss a part can change: then `train` takes them."""
+        return "worn" in inspect.signature(self.train).parameters
 
     @property
     def public_rows(self) -> int:

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from .. import seeds, tree
-from ..fit import fit, paced
+from ..fit import fit
 from ..method import Each, Method, fine_tuned, setting
 from ..tree import Params
 
@@ -113,9 +113,6 @@ class Apple(Method):
     def train(self, task, received, client, shard):
         def objective(trained, batch, cores, whose, start, pull):
             weights, core = trained["weights"], trained["core"]
-            if self.solver.lr:
-                weights = paced(weights, self.weights_lr / self.solver.lr)
-            core = paced(core, self.core_speed) if self.core_speed != 1 else core
             own, theirs = self.parted(weights, whose)
             near = (weights - start).square().sum()
             return task.loss(summed(core, cores, own, theirs), batch) + pull * near
@@ -125,7 +122,9 @@ class Apple(Method):
         start = one_hot(me, n).to(torch.float32) if self.one_hot else shares.to(torch.float32)
         weights = torch.where(client.rounds == 0, start, client.weights)
         given = (received["cores"], received["whose"], start, self.pull(shard.round))
-        fitted = fit(objective, {"core": client.core, "weights": weights}, shard, self.solver, given=given)
+        pace = {"core": self.core_speed, "weights": self.weights_lr / self.solver.lr if self.solver.lr else 0.0}
+        trained = {"core": client.core, "weights": weights}
+        fitted = fit(objective, trained, shard, self.solver, given=given, pace=pace)
         core, weights = fitted.params["core"], fitted.params["weights"]
         own, theirs = self.parted(weights, received["whose"])
         model = summed(core, received["cores"], own, theirs)

@@ -6,17 +6,25 @@ A client splits its rows into support and query, takes one step of size inner_lr
 uploads the slope of the query loss there, as a function of where the step began. The server takes one
 step of size lr along the mean of these slopes. The personal model is fine-tuned from the mean.
 
-Differs from the paper: slopes are over all support and all query rows of a client. The server's step is not
-decayed from round to round.
+Differs from the paper: slopes are over all support and all query rows of a client.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from .. import tree
+from ..fit import step_down
 from ..meta import meta_slopes
-from ..method import Method, fine_tuned, setting
+from ..method import Method, Same, fine_tuned, setting
+from ..tree import Params
+
+
+class FedMetaServer(NamedTuple):
+    model: Params
+    round: Tensor
 
 
 @dataclass(frozen=True)
@@ -28,14 +36,23 @@ class FedMeta(Method):
     first_order: bool = setting(False, "leave out how the adaptation depends on where it began")
     pers: int = setting(5, "epochs of fine-tuning of the personal model", least=0)
 
+    def init_server(self, task, params, federation):
+        return FedMetaServer(params, torch.tensor(0))
+
+    def send(self, task, server, ids):
+        return Same(server.model)
+
     def merge(self, task, server, ids, uploads, sizes):
         slopes = tree.mean(uploads["slopes"], torch.ones_like(sizes))
-        lr = self.solver.lr
+        stepped = step_down(server.model, slopes, self.solver.rate(server.round))
+        moved = {name: x - slopes[name] for name, x in server.model.items() if tree.is_statistic(name)}
+        return FedMetaServer(stepped | moved, server.round + 1)
 
-        def moved(name, x):
-            return x - slopes[name] if tree.is_statistic(name) else x - lr * slopes[name]
+    def generic(self, task, server):
+        return server.model
 
-        return {name: moved(name, x) for name, x in server.items()}
+    def newcomer(self, task, server):
+        return server.model
 
     def train(self, task, received, client, shard):
         def loss(fast, slow, batch):

@@ -1,7 +1,6 @@
 """Part: a method around a host. As it stands here it changes nothing."""
 
 import dataclasses
-import inspect
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -22,7 +21,7 @@ class Part(Method):
         part, name = type(self).__name__.lower(), self.host.title
         if part in self.host.refuses:
             raise UsageError(f"{name} cannot wear {part}: {self.host.refuses[part]}")
-        if self.changes_training and "worn" not in inspect.signature(self.host.train).parameters:
+        if self.changes_training and not self.host.trains_shared:
             raise UsageError(
                 f"{name} cannot wear {part}: it trains no shared model whose start or loss a part could change"
             )
@@ -30,6 +29,10 @@ class Part(Method):
     @property
     def title(self):
         return self.host.title
+
+    @property
+    def trains_shared(self):
+        return self.host.trains_shared
 
     @property
     def refuses(self):

@@ -273,7 +273,6 @@ def test_core_speed_leaves_statistics_alone():
     assert_same(statistics(found[0]), statistics(found[1]))
 
 
-@pytest.mark.xfail(strict=True, reason="weight decay acts on the weights of the sum at the rate of the core")
 def test_weights_with_a_rate_of_zero_stay_under_weight_decay():
     task = task_of(Dense)
     cores, shard = cores_of(task), shard_for(task)
@@ -282,7 +281,6 @@ def test_weights_with_a_rate_of_zero_stay_under_weight_decay():
     assert client.weights.tolist() == [0.25] * 4
 
 
-@pytest.mark.xfail(strict=True, reason="Adam divides every factor of a slope out again")
 def test_the_rate_of_the_weights_is_their_own_with_adam_too():
     task = task_of(Dense)
     cores, shard = cores_of(task), shard_for(task)

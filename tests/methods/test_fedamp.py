@@ -185,7 +185,6 @@ def test_one_client_is_alone():
 
 
 @pytest.mark.parametrize("part", [Scaffold, FedDyn])
-@pytest.mark.xfail(strict=True, reason="it is not refused, and fails later, in the server's first state")
 def test_fedamp_cannot_wear_what_needs_one_model_for_all(part):
     with pytest.raises(UsageError):
         part(host=FedAMP())

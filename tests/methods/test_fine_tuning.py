@@ -110,7 +110,6 @@ def test_ft_can_be_worn_by_methods_that_train_no_shared_model(name):
     played(run_of(f"{name}+ft", executor="one_by_one"), 1)
 
 
-@pytest.mark.xfail(strict=True, reason="ft takes a worn, so that what it stands on is not asked")
 def test_what_a_method_cannot_wear_it_cannot_wear_over_ft():
     for host in (Local(), FedMeta()):
         with pytest.raises(UsageError, match="trains no shared model"):
