@@ -60,8 +60,8 @@ ROD = FASHION | {
     "share": 0.1,
     "partition": "dirichlet-class:0.3",
     "model": "rod-cnn",
-    "epochs": 2,
-    "batch": 40,
+    "epochs": 5,
+    "batch": 10,
     "lr": 0.01,
     "momentum": 0.9,
     "weight_decay": 1e-5,
@@ -103,7 +103,7 @@ COMPARISONS: dict[str, Comparison] = {
     ),
     "fedrod": Comparison(
         "Fed-RoD: generic and personal in one model",
-        ROD | {"clients": 20, "participation": 0.4, "rounds": 15, "epochs": 5},
+        ROD | {"clients": 20, "participation": 0.4, "rounds": 20},
         ["fedavg:pm=local", "fedrod", "fedrod:head=hyper"],
         [0],
         ["generic", "personal", "worst 5 %"],
@@ -119,7 +119,8 @@ COMPARISONS: dict[str, Comparison] = {
     ),
     "fedrod-new-clients": Comparison(
         "Fed-RoD: clients that were not in training",
-        ROD | {"clients": 40, "new_clients": 20, "participation": 0.4, "rounds": 40},
+        ROD
+        | {"partition": "dirichlet-class:0.1", "clients": 40, "new_clients": 20, "participation": 0.4, "rounds": 20},
         ["fedavg", "fedrod", "fedrod:head=hyper"],
         [0],
         ["new, generic", "new, before", "new, after"],
@@ -145,6 +146,15 @@ COMPARISONS: dict[str, Comparison] = {
             Claim("FedALA is better than FedAvg-C", "pooled", "fedala", "fedavg+c:c_epochs=3"),
         ],
     ),
+    "afml-long": Comparison(
+        "AFML and FedMeta at zeta 0.1 with six times the rounds",
+        AFML | {"partition": "relabel:0.1", "rounds": 180},
+        ["fedmeta", "afml"],
+        [0],
+        ["personal", "worst 5 %"],
+        [],
+        "AFML and FedMeta take one server step a round, where a client of FedAvg takes about 26 steps in an epoch.",
+    ),
     "pfedla": Comparison(
         "pFedLA against training alone",
         FASHION
@@ -153,7 +163,7 @@ COMPARISONS: dict[str, Comparison] = {
             "partition": "main:2",
             "clients": 10,
             "model": "hncnn",
-            "rounds": 40,
+            "rounds": 25,
             "epochs": 2,
             "batch": 32,
             "lr": 0.02,
@@ -175,7 +185,7 @@ COMPARISONS: dict[str, Comparison] = {
             "clients": 100,
             "participation": 0.2,
             "model": "hncnn",
-            "rounds": 40,
+            "rounds": 30,
             "epochs": 2,
             "batch": 20,
             "lr": 0.02,
@@ -196,7 +206,7 @@ COMPARISONS: dict[str, Comparison] = {
     **{
         f"afml-{zeta}": Comparison(
             f"AFML at zeta {zeta}",
-            AFML | {"partition": f"relabel:{zeta}"},
+            AFML | {"partition": f"relabel:{zeta}", "rounds": 30},
             ["fedavg+ft", "fedmeta", "afml"],
             [0],
             ["personal", "worst 5 %"],

@@ -86,7 +86,8 @@ class FedRoD(Averaged):
             return params
         n_classes, n_features = params[task.head + ".weight"].shape
         like = params[task.head + ".weight"]
-        hidden = drawn(federation.key, (self.width, n_classes), n_classes, 0).to(like.dtype)
+        # Proportions have a length of at most one whatever the number of classes, so weights are drawn within one.
+        hidden = drawn(federation.key, (self.width, n_classes), 1, 0).to(like.dtype)
         return params | {HYPER + "hidden": hidden, HYPER + "output": like.new_zeros(n_classes * n_features, self.width)}
 
     def generic(self, task, server):
