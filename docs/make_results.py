@@ -58,10 +58,10 @@ COLUMNS: dict[str, Callable[[Summary], float | None]] = {
 FASHION = {"data": "fashion-mnist", "eval_every": 0}
 ROD = FASHION | {
     "share": 0.1,
-    "partition": "dirichlet-class:0.3",
+    "partition": "dirichlet-class:0.1",
     "model": "rod-cnn",
     "epochs": 5,
-    "batch": 10,
+    "batch": 40,
     "lr": 0.01,
     "momentum": 0.9,
     "weight_decay": 1e-5,
@@ -119,9 +119,8 @@ COMPARISONS: dict[str, Comparison] = {
     ),
     "fedrod-new-clients": Comparison(
         "Fed-RoD: clients that were not in training",
-        ROD
-        | {"partition": "dirichlet-class:0.1", "clients": 40, "new_clients": 20, "participation": 0.4, "rounds": 20},
-        ["fedavg", "fedrod", "fedrod:head=hyper"],
+        ROD | {"batch": 10, "clients": 40, "new_clients": 20, "participation": 0.4, "rounds": 20},
+        ["fedavg", "fedrod:head=hyper"],
         [0],
         ["new, generic", "new, before", "new, after"],
         [
@@ -132,6 +131,18 @@ COMPARISONS: dict[str, Comparison] = {
                 "fedrod:head=hyper",
                 "new, generic",
             ),
+        ],
+    ),
+    "fedala": Comparison(
+        "FedALA against FedAvg and FedAvg-C",
+        FASHION
+        | {"share": 0.1, "partition": "dirichlet:0.1", "clients": 20, "model": "hncnn", "rounds": 20, "lr": 0.02},
+        ["fedavg", "fedavg+c", "fedala"],
+        [0],
+        ["personal", "worst 5 %", "pooled"],
+        [
+            Claim("FedALA is better than FedAvg", "pooled", "fedala", "fedavg"),
+            Claim("FedALA is better than FedAvg-C", "pooled", "fedala", "fedavg+c"),
         ],
     ),
     "fedala-table2": Comparison(
@@ -148,7 +159,7 @@ COMPARISONS: dict[str, Comparison] = {
     ),
     "afml-long": Comparison(
         "AFML and FedMeta at zeta 0.1 with six times the rounds",
-        AFML | {"partition": "relabel:0.1", "rounds": 180},
+        AFML | {"partition": "relabel:0.1", "rounds": 120},
         ["fedmeta", "afml"],
         [0],
         ["personal", "worst 5 %"],
@@ -168,7 +179,7 @@ COMPARISONS: dict[str, Comparison] = {
             "batch": 32,
             "lr": 0.02,
         },
-        ["local", "fedavg", "pfedla", "pfedla:mixer_lr=0.5", "heurpfedla:mixer_lr=0.5"],
+        ["local", "fedavg", "pfedla", "pfedla:mixer_lr=0.5"],
         [0],
         ["personal", "worst 5 %", "harmed"],
         [
@@ -185,7 +196,7 @@ COMPARISONS: dict[str, Comparison] = {
             "clients": 100,
             "participation": 0.2,
             "model": "hncnn",
-            "rounds": 30,
+            "rounds": 20,
             "epochs": 2,
             "batch": 20,
             "lr": 0.02,
@@ -206,7 +217,7 @@ COMPARISONS: dict[str, Comparison] = {
     **{
         f"afml-{zeta}": Comparison(
             f"AFML at zeta {zeta}",
-            AFML | {"partition": f"relabel:{zeta}", "rounds": 30},
+            AFML | {"partition": f"relabel:{zeta}", "rounds": 20},
             ["fedavg+ft", "fedmeta", "afml"],
             [0],
             ["personal", "worst 5 %"],
