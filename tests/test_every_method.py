@@ -76,8 +76,13 @@ def assert_same_tensors(one, other, tolerance=1e-4):
         assert float((a - b).norm()) <= tolerance * float(b.norm()) + 1e-6, name
 
 
-def assert_same_state(a, b):
-    assert_same_tensors(state(a), state(b))
+def assert_same_state(a, b, tolerance=1e-4):
+    assert_same_tensors(state(a), state(b), tolerance)
+
+
+# Halves of a small batch have two rows, which BatchNorm turns into plus and minus one: rounding grows most there.
+# That it is rounding, the test in double precision shows.
+LOOSER = {"perfedavg:order=fo+ala:cap=12": 5e-4}
 
 
 @every_wearing
@@ -85,10 +90,10 @@ def test_stacked_equals_one_by_one(name):
     """One epoch, two rounds: BatchNorm enlarges rounding with every small batch."""
     stacked = played(run_of(name, "norm", executor="vectorised"), 2)
     alone = played(run_of(name, "norm", executor="one_by_one"), 2)
-    assert_same_state(stacked, alone)
+    assert_same_state(stacked, alone, LOOSER.get(name, 1e-4))
 
 
-@every_method
+@named([*NAMES, *LOOSER])
 def test_stacked_equals_one_by_one_in_double_precision_where_rounding_grows_most(name):
     """Batches of two under BatchNorm, and kinks: in single precision executors drift apart by 1e-3 there.
 
