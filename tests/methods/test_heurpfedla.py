@@ -92,10 +92,10 @@ def test_the_layers_with_the_largest_weight_on_oneself_stay():
 
 
 def test_the_weight_on_others_plays_no_part():
-    """The head comes mostly from client 2, but more of it from oneself than of the hidden layer."""
+    """Nearly all of the hidden layer comes from client 2; of the head a third comes from oneself, and no more."""
     bias = torch.zeros(N, 2, N)
-    bias[1, 0] = torch.tensor([0.0, -1.0, 0.0, 0.0])
-    bias[1, 1] = torch.tensor([-5.0, 0.0, 1.0, -5.0])
+    bias[1, 0] = torch.tensor([-5.0, 0.0, 3.0, -5.0])
+    bias[1, 1] = torch.tensor([0.0, 0.5, 0.0, 0.0])
     task, method = task_for(), HeurpFedLA(width=6, k=1)
     assert sent_to(method, task, server_of(method, task, bias), 1)[KEPT].tolist() == [0, 1]
 
