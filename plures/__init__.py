@@ -5,6 +5,7 @@ result = plures.run("fedala", data="digits", rounds=20)
 result.summary["personal"]["mean"], result.models[3]
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +56,13 @@ def run(method: str, *, out: str | Path | None = None, **options: Any) -> Result
     return _start(scene, folder, lambda line: None, Watcher())
 
 
-def compare(methods: list[str], **options: Any) -> dict[str, Result]:
-    """The same split, schedule and start for several methods."""
+def compare(methods: list[str], *, seeds: Sequence[int] = (0,), **options: Any) -> dict[tuple[str, int], Result]:
+    """The same split, schedule and start for several methods, for each seed: (method, seed) -> result."""
+    from .compare import Ask
     from .compare import compare as compare_
 
-    return compare_(methods, make_config(options), None, lambda line: None, lambda method, folder: Watcher())
+    ask = Ask(methods, make_config(options), list(seeds))
+    return compare_(ask, None, lambda line: None, lambda method, seed, folder: Watcher())
 
 
 def resume(folder: str | Path) -> Result:

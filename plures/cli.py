@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, cast, get_args
 
 import typer
 from rich.console import Console
@@ -14,6 +14,7 @@ from safetensors.torch import save
 
 from . import __version__, report, show
 from .adapt import from_counts, from_rows
+from .compare import Ask, Equal, lines, write_tables
 from .compare import compare as compare_methods
 from .config import Config, make_config, read_toml, to_toml
 from .errors import PluresError, UsageError, unknown
@@ -140,6 +141,10 @@ def compare(
     *,
     given: dict[str, Any],
     seeds: Annotated[str | None, typer.Option("--seeds", help="e.g. 0,1,2; each method is run with each")] = None,
+    equal: Annotated[
+        str, typer.Option("--equal", help="what all spend as much of as the first: rounds, bytes, seconds or flops")
+    ] = "rounds",
+    latex: Annotated[bool, typer.Option("--latex", help="print the table for LaTeX, too")] = False,
     set_: Setting = None,
     config: ConfigFile = None,
     out: Out = None,
@@ -152,33 +157,43 @@ def compare(
     console = _console(to_stderr=as_json)
     chosen = make_config(_options(config, given, set_))
     wanted = [chosen.seed] if seeds is None else _numbers("--seeds", seeds)
+    if equal not in get_args(Equal):
+        raise unknown("thing to be equal", equal, get_args(Equal))
     if dry_run:
         for method in methods:
             set_scene(chosen.model_copy(update={"method": method, "seed": wanted[0]}))
         console.print(f"{len(methods)} methods, seeds {wanted}: all can be run", markup=False)
         return
-    folder = new_folder(chosen.model_copy(update={"method": "compare"}), out)
-    results: dict[str, Result] = {}
-    for one in wanted:
-        of_seed = chosen.model_copy(update={"seed": one})
-        where = folder if len(wanted) == 1 else folder / f"seed-{one}"
-        found = compare_methods(
-            list(methods),
-            of_seed,
-            where,
-            lambda line: None,
-            lambda method, place: _watcher(console, method, place, quiet),
-            lambda method, result: console.print(
-                show.result_line(method, result.summary), markup=False, highlight=False, soft_wrap=True
-            ),
+    folder = comparison_folder(chosen, out)
+    table = show.GrowingTable(console, quiet)
+    with table:
+        runs = compare_methods(
+            Ask(list(methods), chosen, wanted, cast(Equal, equal)),
+            folder,
+            table.say,
+            lambda method, seed, place: table.watcher(method, seed, place),
+            table.done,
         )
-        results |= {method if len(wanted) == 1 else f"{method}, seed {one}": r for method, r in found.items()}
+    write_tables(runs, folder)
     if as_json:
-        print(json.dumps({name: result.summary for name, result in results.items()}, indent=2))
+        print(json.dumps({name: result.summary for name, result in runs.named().items()}, indent=2))
     else:
-        console.print(show.result_table(results))
-    page = report.write([r.folder for r in results.values() if r.folder is not None], folder / "report.html")
+        console.print(show.comparison_table(lines(runs)))
+        if latex:
+            console.print((folder / "table.tex").read_text("utf-8"), markup=False, highlight=False, soft_wrap=True)
+    page = report.write([r.folder for r in runs.values() if r.folder is not None], folder / "report.html")
+    for path in (folder / "table.csv", folder / "table.tex"):
+        console.print(f"table: {path}", markup=False, highlight=False, soft_wrap=True)
     console.print(f"report: {page}", markup=False, highlight=False, soft_wrap=True)
+
+
+def comparison_folder(config: Config, out: Path | None) -> Path:
+    """A new folder, or the one that was named: a comparison goes on where it stopped."""
+    if out is not None and out.is_dir():
+        if (out / "config.toml").exists():
+            raise UsageError(f"{out} holds a single run; choose another --out")
+        return out
+    return new_folder(config.model_copy(update={"method": "compare"}), out)
 
 
 def _numbers(option: str, text: str) -> list[int]:

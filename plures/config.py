@@ -43,6 +43,9 @@ class Config(BaseModel):
     momentum: float = Field(0.0, ge=0, lt=1, description="of SGD")
     weight_decay: float = Field(0.0, ge=0, description="pull of the weights towards zero")
     optimizer: Literal["sgd", "adam"] = Field("sgd", description="local solver")
+    validation: float = Field(
+        0.0, ge=0, lt=1, description="share of a client's training rows that is kept apart, to choose the best round by"
+    )
     new_clients: int = Field(0, ge=0, description="clients held out of training, to be served as new ones at the end")
     new_epochs: int = Field(5, ge=0, description="epochs that a new client adapts for")
     attack: Literal["none", "labels", "random", "replace"] = Field(
@@ -55,6 +58,17 @@ class Config(BaseModel):
     # These change nothing of the result.
     workers: int = Field(1, ge=1, description="processes of one thread each")
     eval_every: int = Field(1, ge=0, description="rounds between evaluations; 0 evaluates at the end only")
+    unchosen: Literal["carry", "refresh"] = Field(
+        "carry",
+        description="a client is scored with the state it has kept, or after one more training on a copy of it",
+    )
+    pool_rows: int = Field(
+        2000, ge=0, description="test rows of all clients together that every personal model is tested on at the end"
+    )
+    personal_epochs: int = Field(
+        0, ge=0, description="at the end, score every client as if it were new, after 0, 1, ... so many epochs"
+    )
+    target: float | None = Field(None, gt=0, le=1, description="accuracy; the cost of reaching it is recorded")
     checkpoint_every: int = Field(10, ge=1, description="rounds between checkpoints")
     memory_limit_mb: int = Field(4096, ge=0, description="clients' state beyond it is kept in a file")
 
@@ -82,7 +96,10 @@ class Config(BaseModel):
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
-CARRIED_OUT = ("workers", "eval_every", "checkpoint_every", "memory_limit_mb", "data_dir", "split")
+CARRIED_OUT = (
+    *["workers", "eval_every", "unchosen", "pool_rows", "personal_epochs", "target"],
+    *["checkpoint_every", "memory_limit_mb", "data_dir", "split"],
+)
 
 
 def make_config(values: dict[str, Any]) -> Config:

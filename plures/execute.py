@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import seeds, tree
+from . import flops, seeds, tree
 from .errors import RunFailed, UsageError
 from .fit import measure
 from .method import Each, Method, Same
@@ -27,6 +27,7 @@ from .task import Batch, Task, cross_entropy
 from .tree import Params, Tree
 
 Style = Literal["vectorised", "one_by_one"]
+Rows = Literal["train", "test", "validation", "pool"]
 ClientFunction = Callable[..., Tree]
 
 TEST_BATCH = 64  # rows of a stacked test batch
@@ -45,6 +46,8 @@ class Population(NamedTuple):
     n_classes: int
     seed: int
     smallest: int  # batch, for training
+    validation: Sequence[np.ndarray] = ()  # rows of each client that are kept apart, if any are
+    pool: np.ndarray = np.zeros(0, np.int64)  # test rows of all clients together, on which every model is tested
 
     def eligible(self) -> list[int]:
         """The clients that have rows to train on; the others sit out."""
@@ -76,12 +79,36 @@ class Population(NamedTuple):
         taken = np.sort(np.concatenate(public))
         return self._replace(train=[rows[~np.isin(rows, taken)] for rows in self.train]), taken
 
+    def with_validation(self, share: float) -> "Population":
+        """The clients without a share of their training rows, kept apart: one row at least, if a client has two."""
+        if not share:
+            return self
+        train, validation = [], []
+        for client, rows in enumerate(self.train):
+            n = min(max(1, int(share * len(rows))), len(rows) - 1) if len(rows) > 1 else 0
+            order = seeds.generator(self.seed, "validation", client).permutation(len(rows))
+            train.append(np.sort(rows[order[n:]]))
+            validation.append(np.sort(rows[order[:n]]))
+        return self._replace(train=train, validation=validation)
+
+    def with_pool(self, n_rows: int) -> "Population":
+        """With so many of all clients' test rows, drawn at random, or with all of them if there are no more."""
+        rows = np.unique(np.concatenate(self.test)) if self.test else self.pool
+        if len(rows) > n_rows:
+            rows = np.sort(seeds.generator(self.seed, "pool").choice(rows, n_rows, replace=False))
+        return self._replace(pool=rows)
+
+    def rows_of(self, client: int, part: "Rows") -> np.ndarray:
+        if part == "pool":
+            return self.pool
+        return {"train": self.train, "test": self.test, "validation": self.validation}[part][client]
+
     def sizes(self) -> Tensor:
         return torch.tensor([len(rows) for rows in self.train])
 
-    def shards(self, ids: Sequence[int], part: Literal["train", "test"], purpose: str, round: int) -> Shard:
+    def shards(self, ids: Sequence[int], part: "Rows", purpose: str, round: int) -> Shard:
         """The shards of some clients, stacked (but for the tables)."""
-        own = [(self.train if part == "train" else self.test)[i] for i in ids]
+        own = [self.rows_of(i, part) for i in ids]
         sizes = np.array([len(rows) for rows in own])
         rows = np.zeros((len(own), max(1, int(sizes.max(initial=0)))), np.int64)
         counts = np.zeros((len(own), self.n_classes), np.float32)
@@ -168,6 +195,27 @@ def score_function(method: Method, task: Task) -> ClientFunction:
     return score
 
 
+def classes_function(method: Method, task: Task) -> ClientFunction:
+    """Hits of the personal model on some rows, class by class."""
+
+    def score(received: Tree, client: Tree, train: Shard, pool: Shard) -> Tree:
+        personal = method.personalize(task, received, client, train)
+
+        def on_batch(personal: Tree, batch: Batch) -> Tensor:
+            return hits_of_classes(method.predict(task, personal, batch.x), batch, task.n_classes)
+
+        return measure(on_batch, personal, pool, TEST_BATCH)
+
+    return score
+
+
+def hits_of_classes(logits: Tensor, batch: Batch, n_classes: int) -> Tensor:
+    """How many labels of each class are told right; of rows with several labels each one counts."""
+    each_label = batch.mask.reshape(-1, *[1] * (batch.y.dim() - 1)).expand(batch.y.shape)
+    right = (logits.argmax(-1) == batch.y).to(torch.float32) * each_label
+    return right.flatten() @ torch.nn.functional.one_hot(batch.y.flatten(), n_classes).to(torch.float32)
+
+
 def generic_function(task: Task) -> ClientFunction:
     """Hits and loss of one model, the received one, on the client's test rows."""
 
@@ -227,12 +275,23 @@ def groups(n_steps: Sequence[int], step_seconds: float, client_bytes: int) -> li
 class Job(NamedTuple):
     """What one group has to do."""
 
-    kind: str  # train, score, sum or generic
+    kind: str  # train, score, classes, sum or generic
     round: int
     each: bool  # whether every client has a message of its own
     group: int  # its number in the cohort
     places: list[int]  # of its clients in the cohort
     ids: list[int]  # of its clients
+    part: Rows = "test"  # what is scored on
+    fresh: bool = False  # whether clients are as the last training left them, though it is not in the store
+
+
+class Trained(NamedTuple):
+    """A cohort after its training: stacked, row i belongs to the i-th client."""
+
+    clients: Tree
+    uploads: Tree
+    metrics: dict[str, Tensor]
+    flops: int
 
 
 class Executor:
@@ -259,6 +318,8 @@ class Executor:
         self._generic = table(task.initial, 1)
         self.template = self._probe(message)
         self._trained = table(self.template, capacity)
+        self._flops = table(torch.zeros((), dtype=torch.int64), capacity)
+        self._classes = table(torch.zeros(population.n_classes), capacity)
         self._scores = table({name: torch.zeros(()) for name in ("hits", "loss", "n")}, capacity)
         self._sums = table(task.initial, capacity)
         self._crew = _Crew(n_workers, self._do) if n_workers > 1 else None
@@ -287,25 +348,36 @@ class Executor:
 
     # What the run asks for
 
-    def train(self, round: int, message: Same | Each, ids: list[int]) -> tuple[Tree, Tree, dict[str, Tensor]]:
-        """New state, uploads and metrics of a cohort, in the order of ids."""
+    def train(self, round: int, message: Same | Each, ids: list[int]) -> Trained:
+        """Train a cohort; results are in the order of ids."""
         self._deliver(message, len(ids))
         steps = self._n_steps(ids)
         weights = tree.n_bytes(self.template) + tree.n_bytes(self.task.initial)
         bytes_each = 4 * weights + 3 * self.method.solver.batch * self.task.row_bytes
-        self._spread("train", round, isinstance(message, Each), ids, steps, bytes_each)
-        return tree.map(lambda x: x[: len(ids)].clone(), self._trained)
+        n_groups = self._spread("train", round, isinstance(message, Each), ids, steps, bytes_each)
+        clients, uploads, metrics = tree.map(lambda x: x[: len(ids)].clone(), self._trained)
+        return Trained(clients, uploads, metrics, int(self._flops[:n_groups].sum()))
 
-    def score(self, round: int, message: Same | Each, ids: list[int]) -> dict[str, Tensor]:
-        """Hits, loss and number of test rows of each client's personal model."""
+    def score(
+        self, round: int, message: Same | Each, ids: list[int], part: Rows = "test", fresh: bool = False
+    ) -> dict[str, Tensor]:
+        """Hits, loss and number of rows of each client's personal model; `fresh`, as `train` has just left it."""
         self._deliver(message, len(ids))
-        return self._scored("score", round, isinstance(message, Each), ids)
+        self._score("score", round, isinstance(message, Each), ids, part, fresh)
+        return tree.map(lambda x: x[: len(ids)].clone(), self._scores)
+
+    def score_classes(self, round: int, message: Same | Each, ids: list[int], fresh: bool = False) -> Tensor:
+        """[client, class]: hits of each client's personal model on the pool."""
+        self._deliver(message, len(ids))
+        self._score("classes", round, isinstance(message, Each), ids, "pool", fresh)
+        return self._classes[: len(ids)].clone()
 
     def score_generic(self, params: Params, ids: list[int]) -> dict[str, Tensor]:
-        """The same of one model on every client's test rows."""
+        """Hits, loss and number of rows of one model on every client's test rows."""
         for name, x in self._generic.items():
             x[0] = params[name]
-        return self._scored("generic", 0, False, ids)
+        self._score("generic", 0, False, ids, "test", False)
+        return tree.map(lambda x: x[: len(ids)].clone(), self._scores)
 
     def sum_of_personal(self, round: int, message: Same | Each, ids: list[int]) -> Params:
         """The sum of the clients' personal models, weighted by their training rows."""
@@ -315,11 +387,10 @@ class Executor:
         )
         return tree.map(lambda x: x[:n_groups].sum(0), self._sums)
 
-    def _scored(self, kind: str, round: int, each: bool, ids: list[int]) -> dict[str, Tensor]:
-        n_rows = [len(self.population.test[i]) + 1 for i in ids]
+    def _score(self, kind: str, round: int, each: bool, ids: list[int], part: Rows, fresh: bool) -> None:
+        n_rows = [len(self.population.rows_of(i, part)) + 1 for i in ids]
         bytes_each = 2 * tree.n_bytes(self.task.initial) + 2 * TEST_BATCH * self.task.row_bytes
-        self._spread(kind, round, each, ids, n_rows, bytes_each)
-        return tree.map(lambda x: x[: len(ids)].clone(), self._scores)
+        self._spread(kind, round, each, ids, n_rows, bytes_each, part, fresh)
 
     def _n_steps(self, ids: list[int]) -> list[int]:
         solver = self.method.solver
@@ -339,11 +410,23 @@ class Executor:
             else:
                 whole[0] = new
 
-    def _spread(self, kind: str, round: int, each: bool, ids: list[int], costs: list[int], client_bytes: int) -> int:
+    def _spread(
+        self,
+        kind: str,
+        round: int,
+        each: bool,
+        ids: list[int],
+        costs: list[int],
+        client_bytes: int,
+        part: Rows = "test",
+        fresh: bool = False,
+    ) -> int:
         """Do all groups of a cohort, here or over the workers, and say how many there were."""
         seconds = self.step_seconds if kind == "train" else self.step_seconds / self.method.solver.batch
         plan = groups(costs, seconds, client_bytes)
-        jobs = [Job(kind, round, each, k, places, [ids[i] for i in places]) for k, places in enumerate(plan)]
+        jobs = [
+            Job(kind, round, each, k, places, [ids[i] for i in places], part, fresh) for k, places in enumerate(plan)
+        ]
         if self._crew is None:
             for job in jobs:
                 self._do(job)
@@ -361,16 +444,20 @@ class Executor:
             whole = Same(tree.row(self._generic, 0))
             return _write(self._scores, places, run_group(self.style, generic_function(self.task), whole, tests))
         message = Each(tree.rows(self._messages, places)) if job.each else Same(tree.row(self._messages, 0))
-        clients = self.store.rows(torch.tensor(job.ids))
+        clients = tree.rows(self._trained[0], places) if job.fresh else self.store.rows(torch.tensor(job.ids))
         if job.kind == "train":
             shards = self.population.shards(job.ids, "train", "train", job.round)
             fn = train_function(self.method, self.task)
-            return _write(self._trained, places, run_group(self.style, fn, message, clients, shards))
+            with flops.counted() as counter:
+                trained = run_group(self.style, fn, message, clients, shards)
+            self._flops[job.group] = counter.total
+            return _write(self._trained, places, trained)
         shards = self.population.shards(job.ids, "train", "personalize", job.round)
-        if job.kind == "score":
-            tests = self.population.shards(job.ids, "test", "test", 0)
-            fn = score_function(self.method, self.task)
-            return _write(self._scores, places, run_group(self.style, fn, message, clients, shards, tests))
+        if job.kind in ("score", "classes"):
+            score, to = (score_function, self._scores) if job.kind == "score" else (classes_function, self._classes)
+            tests = self.population.shards(job.ids, job.part, "test", 0)
+            scores = run_group(self.style, score(self.method, self.task), message, clients, shards, tests)
+            return _write(to, places, scores)
         personal = run_group(self.style, personal_function(self.method, self.task), message, clients, shards)
         weight = shards.size.to(torch.float32)
         _write(self._sums, torch.tensor([job.group]), tree.map(lambda x: torch.tensordot(weight, x, 1)[None], personal))

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import trace, tree
+from . import flops, trace, tree
 from .shard import Plan, Shard, batches_an_epoch, plan
 from .task import Batch
 from .tree import Tree
@@ -290,6 +290,7 @@ def _fit(
         batch = _batch(shard, batches, at, own_counts)
         if step is None:
             step = _step(job, call, [*now, *batch, *own], given_dims)
+            first = [x[:1] for x in now], Batch(*[x[:1] for x in batch]), _first(own, given_dims)
         losses, slopes = step([*now, *batch, *own])
         state.step(now, slopes, is_statistic, lr, job.paces)
         here: Any = torch.from_numpy(place) if gathered else slice(len(place))
@@ -305,6 +306,8 @@ def _fit(
                     this_epoch[client] = []
                     last = history[client][-stop.window :]
                     stopped[client] = len(history[client]) > stop.window and float(np.std(last)) < stop.threshold
+    if step is not None:
+        _count(job, given_dims, _share_of_batches(batches, steps.numpy()), *first)
     narrow(np.zeros(0, np.int64))
     return [*full, loss_sum / steps.clamp(min=1), steps]
 
@@ -329,6 +332,37 @@ def _step(
     name = (trace.name_of(job.fn), job.params_spec, job.given_spec, tuple(given_dims))
     dims = [None] * len(tensors) if job.alone else [*[0] * (n + fields), *given_dims]
     return trace.step_of(name, eager, n, tensors, dims)
+
+
+def _first(given: list[Tensor], given_dims: Sequence[int | None]) -> list[Tensor]:
+    return [x[:1] if d == 0 else x for x, d in zip(given, given_dims, strict=True)]
+
+
+def _share_of_batches(batches: Plan, steps: np.ndarray) -> float:
+    """How many batches of full size were done, when each client took so many steps."""
+    rows = batches.mask.sum(1).numpy()
+    t = np.repeat(np.arange(len(batches.live)), batches.live)
+    client = np.arange(len(rows)) - np.repeat(batches.start[:-1], batches.live)
+    return float(rows[t < steps[client]].sum()) / batches.mask.shape[1]
+
+
+def _count(
+    job: _Job, given_dims: Sequence[int | None], n: float, params: list[Tensor], batch: Batch, given: list[Tensor]
+) -> None:
+    """Tell how many batches of full size were done; the tensors are those of one client."""
+    call = _caller(job._replace(alone=True), given_dims)
+
+    def one_batch() -> None:
+        if job.run is _fit:
+            trace.untraced(lambda *params: call(list(params), batch, given), len(params))(params)
+        else:
+            call(params, batch, given)
+
+    def name() -> Any:
+        shapes = tuple(tuple(x.shape) for x in [*params, *batch, *given])
+        return trace.name_of(job.fn), job.run is _fit, job.params_spec, job.given_spec, shapes
+
+    flops.add(name, n, one_batch)
 
 
 class _SolverState:
@@ -412,4 +446,7 @@ def _measure(
                 totals = [torch.zeros(n, *x.shape[1:], dtype=x.dtype) for x in parts]
             for total, x in zip(totals, parts, strict=True):
                 total[:live] += x
+        one = _batch(shard, batches, slice(batches.start[0], batches.start[0] + 1), counts[:1])
+        n_batches = _share_of_batches(batches, batches.n_steps)
+        _count(job, given_dims, n_batches, [x[:1] for x in params], one, _first(given, given_dims))
     return totals

@@ -220,9 +220,14 @@ class Method:
         """Which model `personalize` gives, in a word."""
         return "global"
 
+    def counted(self, task: Task, message: Tree, upload: Tree) -> tuple[Tree, Tree]:
+        """Of one client's message and upload, what is counted as traffic: all, but for what need not be sent."""
+        return message, upload
+
     def n_bytes(self, task: Task, message: Tree, upload: Tree) -> tuple[int, int]:
         """Bytes down to and up from one client."""
-        return tree.n_bytes(message), tree.n_bytes(upload)
+        down, up = self.counted(task, message, upload)
+        return tree.n_bytes(down), tree.n_bytes(up)
 
 
 def fine_tuned(task: Task, params: Params, shard: Shard, solver: Solver, epochs: int) -> Params:

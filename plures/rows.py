@@ -10,11 +10,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import __version__
+from . import __version__, tree
 from .checkpoint import disk_failure, write_text
 from .config import Config
 from .execute import Population
 from .newcomers import Newcomers
+from .task import Task
+from .tree import Tree
+
+
+class Pool(NamedTuple):
+    """Hits on test rows of all clients together, class by class."""
+
+    ids: list[int]
+    n: np.ndarray  # [class], labels of the rows
+    personal: np.ndarray  # [client, class], hits of each client's own model
+    generic: np.ndarray | None  # [class], hits of the one model for all
+    counts: np.ndarray  # [client, class], labels in a client's training rows
 
 
 class Evaluation(NamedTuple):
@@ -24,6 +36,8 @@ class Evaluation(NamedTuple):
     personal: dict[str, list[float]]  # hits, loss, n
     generic: dict[str, list[float]] | None
     seconds: float
+    validation: dict[str, list[float]] | None = None  # of the clients that have rows kept apart
+    pool: Pool | None = None
 
 
 @dataclass(frozen=True)
@@ -36,6 +50,9 @@ class Round:
     bytes_down: int
     bytes_up: int
     refused: int
+    flops: int  # of training, clients' and server's
+    update_norm: float | None  # mean distance of uploaded models to those that were sent
+    update_variance: float | None  # mean squared distance of uploaded models to their mean
     train_seconds: float
     evaluate_seconds: float = 0.0
     personal_mean: float | None = None
@@ -44,6 +61,7 @@ class Round:
     personal_loss: float | None = None
     generic_accuracy: float | None = None
     generic_on_clients: float | None = None
+    validation_mean: float | None = None
 
     def scored(self, evaluation: Evaluation) -> "Round":
         personal = personal_scores(evaluation)
@@ -57,6 +75,7 @@ class Round:
             personal_loss=_ratio(sum(evaluation.personal["loss"]), sum(evaluation.personal["n"])),
             generic_accuracy=generic["accuracy"] if generic else None,
             generic_on_clients=generic["on_clients"] if generic else None,
+            validation_mean=float(accuracies(evaluation.validation).mean()) if evaluation.validation else None,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -103,15 +122,87 @@ def generic_scores(evaluation: Evaluation) -> dict[str, float] | None:
     return {"accuracy": accuracy, "on_clients": float(each.mean()), "worst5": worst, "top5": top}
 
 
+def reweighted(hits: np.ndarray, n: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Accuracy of each client's model if classes were as frequent as in its training rows: Fed-RoD's eq. 20.
+
+    `hits` and `counts` are [client, class], `n` is [class]. Not a number for a client none of whose classes is in n.
+    """
+    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    weight = (shares * n).sum(1)
+    return np.divide((shares * hits).sum(1), weight, out=np.full(len(hits), np.nan), where=weight > 0)
+
+
+def pool_scores(pool: Pool) -> tuple[dict[str, float], dict[str, float]]:
+    """What the pool tells of the personal models, and of the one for all."""
+    personal = {
+        "reweighted": float(np.nanmean(reweighted(pool.personal, pool.n, pool.counts))),
+        "on_pool": float((pool.personal.sum(1) / pool.n.sum()).mean()),
+    }
+    if pool.generic is None:
+        return personal, {}
+    same = np.broadcast_to(pool.generic, pool.personal.shape)
+    return personal, {"reweighted": float(np.nanmean(reweighted(same, pool.n, pool.counts)))}
+
+
+def to_target(rounds: list[Round], target: float) -> dict[str, Any] | None:
+    """What it cost until personal models reached the target in the mean; None if they did not."""
+    for i, row in enumerate(rounds):
+        if row.personal_mean is not None and row.personal_mean >= target:
+            so_far = rounds[: i + 1]
+            return {
+                "round": row.round,
+                "bytes": sum(r.bytes_down + r.bytes_up for r in so_far),
+                "flops": sum(r.flops for r in so_far),
+                "seconds": sum(r.train_seconds for r in so_far),
+            }
+    return None
+
+
+def gains(own: np.ndarray, others: np.ndarray) -> dict[str, float]:
+    """What each client gains over its model of another method: mean, share that gains, lowest decile, harmed."""
+    gain = own - others
+    worst = np.sort(gain)[: math.ceil(0.1 * len(gain) - 1e-9)]
+    return {
+        "mean": float(gain.mean()),
+        "share_gaining": float((gain > 1e-12).mean()),
+        "lowest_decile": float(worst.mean()),
+        "harmed": int((gain < -1e-12).sum()),
+    }
+
+
+def _chosen(rounds: list[Round], evaluation: Evaluation, scores: dict[str, float]) -> dict[str, Any]:
+    """The best round on test rows, on rows kept apart for the choice, and the mean of the last ten."""
+    seen = [row for row in rounds if row.personal_mean is not None]
+    if not seen:
+        best = {"best_round": len(rounds), "best_mean": scores["mean"], "best_pooled": scores["pooled"]}
+        return best | {"mean_last10": scores["mean"], "validated": None}
+    means = [float(row.personal_mean) for row in seen if row.personal_mean is not None]
+    best_row = seen[int(np.argmax(means))]
+    out: dict[str, Any] = {
+        "best_round": best_row.round,
+        "best_mean": best_row.personal_mean,
+        "best_pooled": max(float(row.personal_pooled) for row in seen if row.personal_pooled is not None),
+        "mean_last10": float(np.mean(means[-10:])),
+        "validated": None,
+    }
+    valid = [row for row in seen if row.validation_mean is not None]
+    if valid:
+        row = max(valid, key=lambda row: (float(row.validation_mean or 0), -row.round))
+        out["validated"] = {"round": row.round, "validation_mean": row.validation_mean, "mean": row.personal_mean}
+    return out
+
+
 def summary(rounds: list[Round], evaluation: Evaluation, config: Config, scored: str) -> dict[str, Any]:
     """The first part of summary.json; the rest is what the run alone knows."""
     personal: dict[str, Any] | None = None
     if evaluation.ids:
-        personal = dict(personal_scores(evaluation))
-        seen = [(row.personal_mean, row.round) for row in rounds if row.personal_mean is not None]
-        seen = seen or [(personal["mean"], len(rounds))]
-        best_mean, best_round = max(seen, key=lambda pair: (pair[0], -pair[1]))
-        personal |= {"best_round": best_round, "best_mean": best_mean, "model": scored}
+        scores = personal_scores(evaluation)
+        personal = scores | _chosen(rounds, evaluation, scores) | {"model": scored, "unchosen": config.unchosen}
+    generic = generic_scores(evaluation)
+    if evaluation.pool is not None and personal is not None:
+        of_personal, of_generic = pool_scores(evaluation.pool)
+        personal |= of_personal
+        generic = None if generic is None else generic | of_generic
     return {
         "plures": __version__,
         "method": config.method,
@@ -125,13 +216,26 @@ def summary(rounds: list[Round], evaluation: Evaluation, config: Config, scored:
         "seed": config.seed,
         "executor": config.executor,
         "personal": personal,
-        "generic": generic_scores(evaluation),
+        "generic": generic,
         "harmed": None,
         "bytes": {
             "down": sum(row.bytes_down for row in rounds),
             "up": sum(row.bytes_up for row in rounds),
         },
     }
+
+
+def bytes_by_group(task: Task, message: Tree) -> dict[str, int]:
+    """Bytes of a message, or an upload, of one client: body, head, statistics, and what is no part of the model."""
+    out: dict[str, int] = {}
+    for path, x in zip(tree.names(message), tree.leaves(message), strict=True):
+        name = path.rpartition("/")[2]
+        group = path.partition("/")[0]
+        if name in task.initial:
+            group = "statistics" if tree.is_statistic(name) else "head" if task.is_head(name) else "body"
+        if x.is_floating_point():
+            out[group] = out.get(group, 0) + x.numel() * x.element_size()
+    return out
 
 
 def seconds(rounds: list[Round], evaluation: Evaluation, total: float) -> dict[str, float]:
@@ -147,6 +251,11 @@ def clients(
     place = {client: i for i, client in enumerate(evaluation.ids)}
     personal = accuracies(evaluation.personal) if evaluation.ids else np.zeros(0)
     generic = accuracies(evaluation.generic) if evaluation.ids and evaluation.generic else None
+    pool = evaluation.pool
+    on_pool = {} if pool is None else dict(zip(pool.ids, pool.personal.sum(1) / pool.n.sum(), strict=True))
+    by_classes = {}
+    if pool is not None:
+        by_classes = dict(zip(pool.ids, reweighted(pool.personal, pool.n, pool.counts), strict=True))
     out = []
     for client, own in enumerate(train):
         at = place.get(client)
@@ -159,6 +268,8 @@ def clients(
                 "n_classes": len(np.unique(labels[own])),
                 "personal_accuracy": None if at is None else float(personal[at]),
                 "generic_accuracy": None if at is None or generic is None else float(generic[at]),
+                "pool_accuracy": float(on_pool[client]) if client in on_pool else None,
+                "reweighted_accuracy": float(by_classes[client]) if client in by_classes else None,
             }
         )
     return out
@@ -205,9 +316,25 @@ def append_round(folder: Path, row: Round) -> None:
 
 
 def write_clients(folder: Path, rows: list[dict[str, Any]]) -> None:
-    write_text(folder / "clients.csv", _csv(list(rows[0]), rows, header=True))
+    write_csv(folder / "clients.csv", rows)
 
 
-def read_csv(path: Path) -> list[dict[str, str]]:
+def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
+    write_text(path, _csv(list(rows[0]), rows, header=True))
+
+
+TEXTS = ("name", "role")  # columns that are not numbers, whatever stands in them
+
+
+def read_csv(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file that was written here; numbers are numbers again, and an empty cell is None."""
+
+    def value(column: str, cell: str) -> Any:
+        if column in TEXTS:
+            return cell
+        if cell == "":
+            return None
+        return float(cell) if not cell.lstrip("-").isdigit() else int(cell)
+
     with open(path, encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
+        return [{column: value(column, cell) for column, cell in row.items()} for row in csv.DictReader(file)]

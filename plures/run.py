@@ -9,7 +9,7 @@ import resource
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import FrameType
@@ -18,14 +18,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from . import (
     __version__,
     attack,
     checkpoint,
     datasets,
+    diagnose,
     execute,
+    flops,
     memory,
     models,
     newcomers,
@@ -88,6 +89,7 @@ def set_scene(config: Config, split_file: Path | None = None, data: datasets.Dat
     task = _task(config, x[0], data.n_classes, data.n_tokens)
     _check_labels(config, task, x, y)
     population = Population(x, y, split.train, split.test, data.n_classes, config.seed, task.smallest_batch)
+    population = population.with_validation(config.validation)
     config = config.model_copy(update={"clients": len(split.train), "settings": all_settings(method)})
     population, newcomers = population.parted(config.new_clients)
     if not population.eligible():
@@ -100,6 +102,8 @@ def set_scene(config: Config, split_file: Path | None = None, data: datasets.Dat
         y = attack.poisoned(population.y, rows_of_evil, data.n_classes, config.seed)
         population = population._replace(y=y)
     method, task, population = made_known(config, method, task, population)
+    if not split.labels:  # where clients have names of their own for the classes, nobody else's rows make sense
+        population = population.with_pool(config.pool_rows)
     names = partition.names_of_clients(data, split)
     return Scene(config, method, task, population, split, names, newcomers, evil)
 
@@ -154,6 +158,18 @@ def round_half_up(value: float) -> int:
     return int(value + 0.5)
 
 
+MOST_ON_POOL = 1000  # clients whose models are tested on the pool, where every test is a large one
+
+
+def _summed(blocks: Iterable[dict[str, Tensor]]) -> dict[str, list[float]]:
+    """Hits, loss and number of rows of each client, block after block."""
+    out: dict[str, list[float]] = {"hits": [], "loss": [], "n": []}
+    for block in blocks:
+        for name, values in block.items():
+            out[name] += values.tolist()
+    return out
+
+
 class Run:
     """The state of a run and the steps that move it on."""
 
@@ -198,8 +214,9 @@ class Run:
         scene, method, task = self.scene, self.scene.method, self.scene.task
         ids = cohort(scene.config, self.eligible, self.round, method.turns)
         with torch.no_grad():
-            message = method.send(task, self.server, torch.tensor(ids))
-            clients, uploads, metrics = self.executor.train(self.round, message, ids)
+            with flops.direct() as sending:
+                message = method.send(task, self.server, torch.tensor(ids))
+            clients, uploads, metrics, of_clients = self.executor.train(self.round, message, ids)
             self._check_losses(ids, metrics["loss"])
             if scene.attackers:
                 evil = torch.tensor([i in scene.attackers for i in ids])
@@ -215,9 +232,11 @@ class Run:
             if not fine.all():
                 clients, uploads = tree.rows(clients, fine), tree.rows(uploads, fine)
             sizes = scene.population.sizes()[kept]
-            server = method.merge(task, self.server, kept, uploads, sizes)
+            with flops.direct() as merging:
+                server = method.merge(task, self.server, kept, uploads, sizes)
             if not bool(tree.all_finite(tree.map(lambda x: x[None], server), 1)):
                 raise RunFailed(f"round {self.round + 1}: the server's state is no longer finite; lower lr")
+            drift = diagnose.drift(task, message, uploads)
         down, up = self._traffic(message, tree.row(uploads, 0), len(ids))
         row = rows.Round(
             round=self.round + 1,
@@ -226,6 +245,9 @@ class Run:
             bytes_down=down,
             bytes_up=up,
             refused=len(ids) - len(kept),
+            update_norm=drift.norm,
+            update_variance=drift.variance,
+            flops=sending.total + of_clients + merging.total,
             train_seconds=time.perf_counter() - began,
         )
         with undisturbed():
@@ -245,6 +267,16 @@ class Run:
         each = [method.n_bytes(task, tree.row(message.tree, i), upload) for i in range(n)]
         return sum(down for down, _ in each), sum(up for _, up in each)
 
+    def traffic_by_group(self) -> dict[str, dict[str, int]]:
+        """Bytes of a client and round now, by what they are: the model's body and head, its statistics, and others."""
+        method, task = self.scene.method, self.scene.task
+        client = self.eligible[0]
+        with torch.no_grad():
+            message = method.send(task, self.server, torch.tensor([client]))
+        one = tree.row(message.tree, 0) if isinstance(message, Each) else message.tree
+        down, up = method.counted(task, one, self.executor.template[1])
+        return {"down_each": rows.bytes_by_group(task, down), "up_each": rows.bytes_by_group(task, up)}
+
     def _check_losses(self, ids: list[int], losses: Tensor) -> None:
         bad = [client for client, loss in zip(ids, losses.tolist(), strict=True) if not np.isfinite(loss)]
         if bad:
@@ -257,34 +289,60 @@ class Run:
     # Evaluation: reads the state, changes nothing
 
     def evaluate(self, last: bool = False) -> rows.Evaluation:
-        """Scores of every client's personal model, and of the one for all."""
+        """Scores of every client's personal model, and of the one for all; at the end, of more."""
         began = time.perf_counter()
-        method, task = self.scene.method, self.scene.task
+        population, method, task = self.scene.population, self.scene.method, self.scene.task
         with torch.no_grad():
-            personal = self._in_blocks(
-                lambda ids: self.executor.score(self.round, method.serve(task, self.server, torch.tensor(ids)), ids)
-            )
+            personal = _summed(self._score(self.scored, "test"))
+            validation = None
+            if population.validation:
+                validation = _summed(
+                    self._score([i for i in self.scored if len(population.validation[i])], "validation")
+                )
             generic_model = method.generic(task, self.server)
             if generic_model is None and last:
                 generic_model = self._mean_of_personal()
             generic = None
             if generic_model is not None:
-                generic = self._in_blocks(lambda ids: self.executor.score_generic(generic_model, ids))
-        return rows.Evaluation(self.scored, personal, generic, time.perf_counter() - began)
+                generic = _summed(self.executor.score_generic(generic_model, ids) for ids in self._blocks(self.scored))
+            pool = self._pool(generic_model) if last and len(population.pool) and self.scored else None
+        return rows.Evaluation(self.scored, personal, generic, time.perf_counter() - began, validation, pool)
 
-    def _in_blocks(self, score: Callable[[list[int]], dict[str, Tensor]]) -> dict[str, list[float]]:
-        out: dict[str, list[float]] = {"hits": [], "loss": [], "n": []}
-        for at in range(0, len(self.scored), self.executor.capacity):
-            for name, values in score(self.scored[at : at + self.executor.capacity]).items():
-                out[name] += values.tolist()
-        return out
+    def _blocks(self, ids: list[int]) -> Iterator[list[int]]:
+        """As many clients at a time as the executor has room for."""
+        for at in range(0, len(ids), self.executor.capacity):
+            yield ids[at : at + self.executor.capacity]
+
+    def _score(self, ids: list[int], part: execute.Rows) -> Iterator[dict[str, Tensor]]:
+        """Of personal models, block by block; class by class on the pool."""
+        method, task, fresh = self.scene.method, self.scene.task, self.scene.config.unchosen == "refresh"
+        for block in self._blocks(ids):
+            if fresh:  # trained on a copy: what comes out is scored and forgotten
+                self.executor.train(self.round, method.send(task, self.server, torch.tensor(block)), block)
+            message = method.serve(task, self.server, torch.tensor(block))
+            if part == "pool":
+                yield {"hits": self.executor.score_classes(self.round, message, block, fresh)}
+            else:
+                yield self.executor.score(self.round, message, block, part, fresh)
+
+    def _pool(self, generic_model: Params | None) -> rows.Pool:
+        """Hits on all clients' test rows together, of the first clients if there are very many."""
+        population, ids = self.scene.population, self.scored[:MOST_ON_POOL]
+        personal = torch.cat([block["hits"] for block in self._score(ids, "pool")])
+        hits = None
+        if generic_model is not None:
+            shards = population.shards([0], "pool", "test", 0)
+            fn = execute.classes_function(Method(), self.scene.task)
+            hits = execute.run_group("one_by_one", fn, Same(generic_model), (), shards, shards)[0].numpy()
+        n = np.bincount(population.y.numpy()[population.pool].ravel(), minlength=population.n_classes)
+        counts = population.shards(ids, "train", "pool", 0).counts.numpy()
+        return rows.Pool(ids, n, personal.numpy(), hits, counts)
 
     def _mean_of_personal(self) -> Params:
         """The mean of all personal models, weighted by rows: for methods that have no model for all."""
         method, task = self.scene.method, self.scene.task
         total, n_rows = None, 0
-        for at in range(0, len(self.eligible), self.executor.capacity):
-            ids = self.eligible[at : at + self.executor.capacity]
+        for ids in self._blocks(self.eligible):
             message = method.serve(task, self.server, torch.tensor(ids))
             part = self.executor.sum_of_personal(self.round, message, ids)
             total = part if total is None else tree.add(total, part)
@@ -301,6 +359,16 @@ class Run:
             scene.method, scene.task, self.server, scene.newcomers, first, config.new_epochs, config.executor
         )
 
+    def as_if_new(self) -> Newcomers:
+        """Scores of the clients of training with models made from the server's state alone, over some epochs."""
+        scene, config = self.scene, self.scene.config
+        found = newcomers.welcome(
+            scene.method, scene.task, self.server, scene.population, 0, config.personal_epochs, config.executor
+        )
+        if found is None:
+            raise RunFailed("personal_epochs: no client has rows to train and to test on")
+        return found
+
     def personal_model(self, client: int) -> Tree:
         """The model of one client, as `personalize` gives it now."""
         scene = self.scene
@@ -312,31 +380,6 @@ class Run:
             fn = execute.personal_function(scene.method, scene.task)
             states = self.store.rows(torch.tensor([client]))
             return tree.row(execute.one_by_one(fn, message, states, shards), 0)
-
-    def flops(self) -> int:
-        """Training FLOPs so far: those of one and of two batches, measured, times what clients had."""
-        scene, config = self.scene, self.scene.config
-        sizes = scene.population.sizes().numpy()
-        client = max(self.eligible, key=lambda i: sizes[i])
-        with torch.no_grad():
-            message = scene.method.send(scene.task, self.server, torch.tensor([client]))
-            one = tree.row(message.tree, 0) if isinstance(message, Each) else message.tree
-        fn = execute.train_function(scene.method, scene.task)
-        state = self.store.rows(torch.tensor([client]))
-        counted = []
-        for n_batches in (1, 2):
-            some = np.resize(scene.population.train[client], n_batches * config.batch)
-            small = scene.population._replace(train=[some], test=[some])
-            with FlopCounterMode(display=False) as counter, torch.no_grad():
-                execute.one_by_one(fn, Same(one), state, small.shards([0], "train", "flops", 1))
-            counted.append(counter.get_total_flops())
-        a_batch = counted[1] - counted[0]
-        per_epoch = execute.batches_an_epoch(sizes, config.batch, scene.population.smallest)
-        total = 0
-        for r in range(self.round):
-            ids = cohort(config, self.eligible, r, scene.method.turns)
-            total += sum(counted[0] + a_batch * (int(per_epoch[i]) - 1) for i in ids)
-        return total
 
     # State on disk
 
@@ -468,12 +511,17 @@ def carry_out(scene: Scene, folder: Path | None, say: Say, watcher: Watcher, goi
         assert evaluation is not None
         summary = rows.summary(run.rows, evaluation, config, scene.method.scored)
         summary |= {
-            "flops": run.flops(),
+            "bytes": summary["bytes"] | run.traffic_by_group(),
+            "flops": sum(row.flops for row in run.rows),
             "seconds": rows.seconds(run.rows, evaluation, time.perf_counter() - began),
             "peak_rss_mb": _peak_rss_mb(),
             "refused_updates": run.refused,
             "digest": run.digest(),
         }
+        if config.target is not None:
+            summary["to_target"] = {"target": config.target, "cost": rows.to_target(run.rows, config.target)}
+        if config.personal_epochs:
+            summary["personal_epochs"] = run.as_if_new().to_json()
         new = run.welcome()
         if new is not None:
             summary["new_clients"] = new.to_json()

@@ -9,11 +9,13 @@ import numpy as np
 import torch
 from rich import box
 from rich.console import Console
+from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from . import datasets, memory, models, partition, rows, tree
 from .choose import all_settings, choose, doc, setting_fields
+from .compare import Line, percent_of
 from .execute import groups, run_group, train_function
 from .fit import Solver
 from .memory import in_bytes
@@ -96,11 +98,102 @@ class Progresses(Watcher):
             self.bar = None
 
 
-def result_table(results: dict[str, Result]) -> Table:
-    """One row a method."""
+class GrowingTable:
+    """A comparison while it runs: on a terminal a table that grows, elsewhere a line for each run that is done."""
+
+    def __init__(self, console: Console, quiet: bool) -> None:
+        self.console, self.quiet = console, quiet
+        self.found: list[list[str]] = []
+        self.running: list[str] | None = None
+        self.live: Live | None = None
+
+    def __enter__(self) -> "GrowingTable":
+        if self.console.is_terminal and not self.quiet:
+            self.live = Live(self.table(), console=self.console, refresh_per_second=4, transient=True)
+            self.live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.live is not None:
+            self.live.stop()
+            self.live = None
+
+    def say(self, line: str) -> None:
+        if not self.quiet:
+            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def table(self) -> Table:
+        table = _table()
+        for cells in [*self.found, *([self.running] if self.running else [])]:
+            table.add_row(*cells)
+        return table
+
+    def progress(self, name: str, run: Run, row: rows.Round | None) -> None:
+        if self.live is None:
+            return
+        at = f"{run.round}/{run.scene.config.rounds}"
+        accuracy = percent(row.personal_mean) if row is not None and row.personal_mean is not None else "..."
+        self.running = [name, accuracy, "", "", "", "", "", at]
+        self.live.update(self.table())
+
+    def done(self, method: str, seed: int, result: Result) -> None:
+        name, self.running = f"{method} ({seed})", None
+        self.found.append(result_cells(name, result.summary))
+        if self.live is not None:
+            self.live.update(self.table())
+        elif not self.quiet:
+            self.console.print(result_line(name, result.summary), markup=False, highlight=False, soft_wrap=True)
+
+    def watcher(self, method: str, seed: int, folder: Path | None) -> "Watcher":
+        return _Row(self, f"{method} ({seed})", folder)
+
+
+class _Row(Progresses):
+    """The run that is going on, as the last row of a growing table; all lines go to the run's log."""
+
+    def __init__(self, table: GrowingTable, name: str, folder: Path | None) -> None:
+        super().__init__(table.console, name, folder / "log.txt" if folder else None, quiet=True)
+        self.table = table
+
+    def started(self, run: Run) -> None:
+        super().started(run)
+        self.table.progress(self.name, run, run.rows[-1] if run.rows else None)
+
+    def played(self, run: Run, row: rows.Round) -> None:
+        super().played(run, row)
+        self.table.progress(self.name, run, row)
+
+
+def comparison_table(found: list[Line]) -> Table:
+    """One row a method, over its seeds."""
+    table = Table(box=box.SIMPLE, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False)
+    heads = ["method", *found[0].spreads, "harmed", "traffic", "TFLOP", "seconds", "p"]
+    for head in heads:
+        table.add_column(head, justify="left" if head == "method" else "right", no_wrap=True)
+    for line in found:
+        table.add_row(
+            line.method,
+            *[percent_of(spread) for spread in line.spreads.values()],
+            "-" if not line.harmed else f"{np.mean(line.harmed):.4g}",
+            in_bytes(line.n_bytes),
+            f"{line.flops / 1e12:.3g}",
+            f"{line.seconds:.1f}",
+            "" if line.p is None else f"{line.p:.2g}",
+        )
+    table.caption = "accuracies in %; p: that clients' accuracies differ from the first method's by chance alone"
+    return table
+
+
+def _table() -> Table:
     table = Table(box=box.SIMPLE, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False)
     for head in ("method", "personal", "worst 5 %", "pooled", "generic", "harmed", "traffic", "seconds"):
         table.add_column(head, justify="left" if head == "method" else "right", no_wrap=True)
+    return table
+
+
+def result_table(results: dict[str, Result]) -> Table:
+    """One row a run."""
+    table = _table()
     for name, result in results.items():
         table.add_row(*result_cells(name, result.summary))
     return table

@@ -132,6 +132,6 @@ class FedFomo(Method):
     def scored(self):
         return "local" if self.pm == "local" else "weighted mean"
 
-    def n_bytes(self, task, message, upload):
+    def counted(self, task, message, upload):
         """Models; the few numbers beside them are not counted."""
-        return tree.n_bytes(message["models"]), tree.n_bytes(upload["model"])
+        return message["models"], upload["model"]

@@ -77,11 +77,11 @@ class HeurpFedLA(PFedLA):
         _, model, metrics = Method.train(self, task, received, (), shard, worn)
         return HeurpFedLAClient(model), model, metrics
 
-    def n_bytes(self, task, message, upload):
+    def counted(self, task, message, upload):
         models = self.shared(task, message)
         layers = task.layers_in(models)
         sent = {name: x for name, x in models.items() if not message[KEPT][layers.index(task.layer_of(name))]}
-        return tree.n_bytes(sent), tree.n_bytes(upload)
+        return sent, upload
 
 
 def heurpfedla() -> Method:

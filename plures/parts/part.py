@@ -97,5 +97,5 @@ class Part(Method):
     def scored(self):
         return self.host.scored
 
-    def n_bytes(self, task, message, upload):
-        return self.host.n_bytes(task, message, upload)
+    def counted(self, task, message, upload):
+        return self.host.counted(task, message, upload)

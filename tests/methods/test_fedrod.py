@@ -170,7 +170,7 @@ def test_fedrod_client_with_one_class_uploads_what_it_received(executor):
     try:
         received = moved(run.scene.task.initial, 1)
         with torch.no_grad():
-            clients, uploads, _ = run.executor.train(0, Same(received), [1, 2, 5])
+            clients, uploads, *_ = run.executor.train(0, Same(received), [1, 2, 5])
     finally:
         run.close()
     assert_same(tree.row(uploads, 1), received)
