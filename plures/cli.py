@@ -13,6 +13,7 @@ from rich.console import Console
 from safetensors.torch import save
 
 from . import __version__, report, show
+from . import reproduce as presets
 from .adapt import from_counts, from_rows
 from .compare import Ask, Equal, lines, write_tables
 from .compare import compare as compare_methods
@@ -93,7 +94,7 @@ def _n_cores() -> int:
 
 def _console(to_stderr: bool) -> Console:
     console = Console(stderr=to_stderr)
-    return console if console.is_terminal else Console(stderr=to_stderr, width=100)  # room for the tables
+    return console if console.is_terminal else Console(stderr=to_stderr, width=130)  # room for the tables
 
 
 def _watcher(console: Console, name: str, folder: Path | None, quiet: bool) -> show.Progresses:
@@ -171,7 +172,7 @@ def compare(
             Ask(list(methods), chosen, wanted, cast(Equal, equal)),
             folder,
             table.say,
-            lambda method, seed, place: table.watcher(method, seed, place),
+            table.watcher,
             table.done,
         )
     write_tables(runs, folder)
@@ -217,7 +218,45 @@ def resume(
     _end(resume_run(folder, watcher.say, watcher, workers or _n_cores()), console, as_json)
 
 
-_LISTS = ("methods", "data", "models", "partitions")
+@app.command()
+def reproduce(
+    preset: Annotated[str, typer.Argument(help="a table of a paper; see `plures list presets`")],
+    scale: Annotated[str, typer.Option("--scale", help="smoke, small or full")] = "small",
+    only: Annotated[list[str] | None, typer.Option("--method", help="only this method of it; repeatable")] = None,
+    data_dir: Annotated[str | None, typer.Option("--data-dir", help="folder of data sets")] = None,
+    workers: Workers = None,
+    out: Annotated[Path | None, typer.Option("--out", help="the folder", show_default="runs/PRESET-SCALE")] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """A paper's table, with the published numbers beside ours. Stopped, it goes on where it was."""
+    if scale not in get_args(presets.Scale):
+        raise unknown("scale", scale, get_args(presets.Scale))
+    found = presets.find(preset)
+    for method in only or []:
+        if method not in found.published:
+            raise unknown(f"method of {preset}", method, found.published)
+    ask = found.ask(cast(presets.Scale, scale), data_dir, workers or _n_cores())
+    ask = ask._replace(methods=[method for method in ask.methods if not only or method in only])
+    console = _console(to_stderr=as_json)
+    folder = out or Path("runs") / f"{preset}-{scale}"
+    folder.mkdir(parents=True, exist_ok=True)
+    table = show.GrowingTable(console, quiet)
+    with table:
+        runs = compare_methods(ask, folder, table.say, table.watcher, table.done)
+    cells = presets.cells(found, runs)
+    presets.write_csv(cells, folder)
+    if as_json:
+        print(json.dumps([cell._asdict() | {"ours": cell.ours._asdict()} for cell in cells], indent=2))
+        return
+    console.print(show.reproduction_table(found.title, cells, scale))
+    for line in show.reproduction_words(found, cells, scale):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    console.print(f"folder: {folder}", markup=False, highlight=False, soft_wrap=True)
+
+
+_LISTS = ("methods", "data", "models", "partitions", "presets")
 
 
 @app.command("list")

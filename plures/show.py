@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from . import datasets, memory, models, partition, rows, tree
+from . import datasets, memory, models, partition, reproduce, rows, tree
 from .choose import all_settings, choose, doc, setting_fields
 from .compare import Line, percent_of
 from .execute import groups, run_group, train_function
@@ -167,7 +167,7 @@ class _Row(Progresses):
 def comparison_table(found: list[Line]) -> Table:
     """One row a method, over its seeds."""
     table = Table(box=box.SIMPLE, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False)
-    heads = ["method", *found[0].spreads, "harmed", "traffic", "TFLOP", "seconds", "p"]
+    heads = ["method", *found[0].spreads, "harmed", "traffic", "FLOPs", "seconds", "p"]
     for head in heads:
         table.add_column(head, justify="left" if head == "method" else "right", no_wrap=True)
     for line in found:
@@ -176,12 +176,42 @@ def comparison_table(found: list[Line]) -> Table:
             *[percent_of(spread) for spread in line.spreads.values()],
             "-" if not line.harmed else f"{np.mean(line.harmed):.4g}",
             in_bytes(line.n_bytes),
-            f"{line.flops / 1e12:.3g}",
+            f"{line.flops:.1e}",
             f"{line.seconds:.1f}",
             "" if line.p is None else f"{line.p:.2g}",
         )
     table.caption = "accuracies in %; p: that clients' accuracies differ from the first method's by chance alone"
     return table
+
+
+def reproduction_table(title: str, cells: list[reproduce.Cell], scale: str) -> Table:
+    """Theirs and ours, a row a method and column of the paper; a smoke test is not to be compared."""
+    table = Table(title=title, box=box.SIMPLE, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False)
+    for head in ("method", "number", "published", "ours", "gap", "verdict"):
+        table.add_column(head, justify="left" if head in ("method", "number", "verdict") else "right", no_wrap=True)
+    for cell in cells:
+        theirs = "-" if cell.published is None else f"{cell.published:.2f}"
+        theirs += f" ± {cell.published_std:.2f}" if cell.published_std is not None else ""
+        ours = "-" if not cell.ours.n else f"{cell.ours.mean:.2f}"
+        ours += f" ± {cell.ours.std:.2f}" if cell.ours.n > 1 else ""
+        compared = cell.published is not None and cell.ours.n and scale != "smoke"
+        gap = f"{cell.ours.mean - (cell.published or 0):+.2f}" if compared else ""
+        table.add_row(cell.method, cell.column, theirs, ours, gap, cell.verdict if compared else "")
+    return table
+
+
+def reproduction_words(preset: reproduce.Preset, cells: list[reproduce.Cell], scale: str) -> list[str]:
+    """What the table says, and what it cannot say."""
+    if scale == "smoke":
+        return ["a smoke test proves that it runs; its numbers are those of other data and are not to be compared"]
+    out = []
+    for order in reproduce.orders(preset, cells):
+        if order.pairs:
+            broken = f"; not: {', '.join(order.broken)}" if order.broken else ""
+            out.append(f"{order.column}: the published order holds for {order.holds} of {order.pairs} pairs{broken}")
+    if scale == "small":
+        out.append("at small size the order may hold, the numbers need not: use --scale full for the paper's size")
+    return out + [f"not in the paper: {sentence}" for sentence in preset.unknown]
 
 
 def _table() -> Table:
@@ -237,6 +267,8 @@ def listing(what: str) -> list[tuple[str, str]]:
         return [(name, (model.__doc__ or "").splitlines()[0]) for name, model in models.MODELS.items()]
     if what == "partitions":
         return [(name, entry.description) for name, entry in partition.PARTITIONS.items()]
+    if what == "presets":
+        return [(name, preset.title) for name, preset in reproduce.load().items()]
     raise KeyError(what)
 
 
