@@ -58,8 +58,8 @@ def run(method: str, *, out: str | Path | None = None, **options: Any) -> Result
 
 def compare(methods: list[str], *, seeds: Sequence[int] = (0,), **options: Any) -> dict[tuple[str, int], Result]:
     """The same split, schedule and start for several methods, for each seed: (method, seed) -> result."""
-    from .compare import Ask
-    from .compare import compare as compare_
+    from .comparison import Ask
+    from .comparison import compare as compare_
 
     ask = Ask(methods, make_config(options), list(seeds))
     return compare_(ask, None, lambda line: None, lambda method, seed, folder: Watcher())

@@ -15,8 +15,8 @@ from safetensors.torch import save
 from . import __version__, report, show
 from . import reproduce as presets
 from .adapt import from_counts, from_rows
-from .compare import Ask, Equal, lines, write_tables
-from .compare import compare as compare_methods
+from .comparison import Ask, Equal, lines, write_tables
+from .comparison import compare as compare_methods
 from .config import Config, make_config, read_toml, to_toml
 from .errors import PluresError, UsageError, unknown
 from .run import Result, new_folder, opened, set_scene, start

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field
 
 from . import rows, stats
-from .compare import Ask, Runs
+from .comparison import Ask, Runs
 from .config import make_config
 from .errors import unknown
 

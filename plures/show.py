@@ -15,7 +15,7 @@ from rich.table import Table
 
 from . import datasets, memory, models, partition, reproduce, rows, tree
 from .choose import all_settings, choose, doc, setting_fields
-from .compare import Line, percent_of
+from .comparison import Line, percent_of
 from .execute import groups, run_group, train_function
 from .fit import Solver
 from .memory import in_bytes
