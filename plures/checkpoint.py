@@ -100,10 +100,15 @@ def _flush_folder(folder: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a file at once: a reader sees the old or the new text, never half of it."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace a file at once: a reader sees the old or the new content, never half of it."""
     new = path.with_name(f".{path.name}.new")
     try:
-        _write_flushed(new, text.encode())
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write_flushed(new, content)
         os.replace(new, path)
     except OSError as error:
         raise disk_failure(error, path.parent) from error

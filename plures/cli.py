@@ -12,12 +12,13 @@ import typer
 from rich.console import Console
 from safetensors.torch import save
 
-from . import __version__, report, show
+from . import __version__, fetch, report, show
 from . import reproduce as presets
 from .adapt import from_counts, from_rows
 from .comparison import Ask, Equal, lines, write_tables
 from .comparison import compare as compare_methods
 from .config import Config, make_config, read_toml, to_toml
+from .datasets import DATA, data_folder
 from .errors import PluresError, UsageError, unknown
 from .run import Result, new_folder, opened, set_scene, start
 from .run import resume as resume_run
@@ -272,6 +273,33 @@ def list_(
     width = max(len(name) for name, _ in found)
     for name, line in found:
         console.print(f"{name:{width}}  {line}", markup=False, highlight=False, soft_wrap=True)
+
+
+data_app = typer.Typer(help="Data sets: what is here, and fetch or check one.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+DataDir = Annotated[Path | None, typer.Option("--data-dir", help="folder of data sets")]
+
+
+@data_app.command("list")
+def data_list(data_dir: DataDir = None, debug: Debug = False) -> None:
+    """What there is of each data set, and where it is looked for."""
+    console = _console(to_stderr=False)
+    width = max(map(len, DATA))
+    for name in DATA:
+        line = f"{name:{width}}  {fetch.status(name, data_dir)}"
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    console.print(f"looked for in {data_folder(data_dir)}", markup=False, highlight=False, soft_wrap=True)
+
+
+@data_app.command("get")
+def data_get(
+    name: Annotated[str, typer.Argument(help="a data set; see `plures data list`")],
+    data_dir: DataDir = None,
+    debug: Debug = False,
+) -> None:
+    """Check a data set, and fetch it from its publisher if it is not here."""
+    console = _console(to_stderr=False)
+    fetch.get(name, data_dir, lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True))
 
 
 @app.command("show")
