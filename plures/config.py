@@ -65,6 +65,7 @@ class Config(BaseModel):
     pool_rows: int = Field(
         2000, ge=0, description="test rows of all clients together that every personal model is tested on at the end"
     )
+    pool_every: int = Field(0, ge=0, description="evaluations between tests on these rows; 0 tests at the end only")
     personal_epochs: int = Field(
         0, ge=0, description="at the end, score every client as if it were new, after 0, 1, ... so many epochs"
     )
@@ -97,7 +98,7 @@ class Config(BaseModel):
 
 
 CARRIED_OUT = (
-    *["workers", "eval_every", "unchosen", "pool_rows", "personal_epochs", "target"],
+    *["workers", "eval_every", "unchosen", "pool_rows", "pool_every", "personal_epochs", "target"],
     *["checkpoint_every", "memory_limit_mb", "data_dir", "split"],
 )
 

@@ -62,6 +62,7 @@ class Round:
     generic_accuracy: float | None = None
     generic_on_clients: float | None = None
     validation_mean: float | None = None
+    personal_on_pool: float | None = None  # what personal models know of everybody's test rows
 
     def scored(self, evaluation: Evaluation) -> "Round":
         personal = personal_scores(evaluation)
@@ -76,6 +77,7 @@ class Round:
             generic_accuracy=generic["accuracy"] if generic else None,
             generic_on_clients=generic["on_clients"] if generic else None,
             validation_mean=float(accuracies(evaluation.validation).mean()) if evaluation.validation else None,
+            personal_on_pool=pool_scores(evaluation.pool)[0]["on_pool"] if evaluation.pool else None,
         )
 
     def to_json(self) -> dict[str, Any]:

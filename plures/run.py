@@ -292,6 +292,7 @@ class Run:
         """Scores of every client's personal model, and of the one for all; at the end, of more."""
         began = time.perf_counter()
         population, method, task = self.scene.population, self.scene.method, self.scene.task
+        config = self.scene.config
         with torch.no_grad():
             personal = _summed(self._score(self.scored, "test"))
             validation = None
@@ -305,7 +306,8 @@ class Run:
             generic = None
             if generic_model is not None:
                 generic = _summed(self.executor.score_generic(generic_model, ids) for ids in self._blocks(self.scored))
-            pool = self._pool(generic_model) if last and len(population.pool) and self.scored else None
+            due = last or bool(config.pool_every) and self.round // config.eval_every % config.pool_every == 0
+            pool = self._pool(generic_model) if due and len(population.pool) and self.scored else None
         return rows.Evaluation(self.scored, personal, generic, time.perf_counter() - began, validation, pool)
 
     def _blocks(self, ids: list[int]) -> Iterator[list[int]]:

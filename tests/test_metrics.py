@@ -108,6 +108,15 @@ def test_pool_is_drawn_when_there_are_more_rows():
     assert len(set_scene(make_config({"method": "fedavg", **QUICK, "pool_rows": 0})).population.pool) == 0
 
 
+def test_pool_can_be_tested_on_along_the_way():
+    result = plures.run("fedavg:pm=local", **QUICK | {"rounds": 4, "participation": 0.4}, pool_every=2)
+    seen = [row["personal_on_pool"] for row in result.rounds]
+    assert [value is not None for value in seen] == [False, True, False, True]
+    assert seen[-1] == result.summary["personal"]["on_pool"]
+    early = plures.run("fedavg:pm=local", **QUICK | {"rounds": 2, "participation": 0.4})
+    assert seen[1] == early.summary["personal"]["on_pool"]
+
+
 def test_gains_over_another_method():
     found = rows.gains(np.array([0.9, 0.5, 0.7, 0.7]), np.array([0.8, 0.6, 0.7, 0.2]))
     assert found["mean"] == pytest.approx(0.125)
