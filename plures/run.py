@@ -306,7 +306,7 @@ class Run:
             generic = None
             if generic_model is not None:
                 generic = _summed(self.executor.score_generic(generic_model, ids) for ids in self._blocks(self.scored))
-            due = last or bool(config.pool_every) and self.round // config.eval_every % config.pool_every == 0
+            due = last or (bool(config.pool_every) and self.round // config.eval_every % config.pool_every == 0)
             pool = self._pool(generic_model) if due and len(population.pool) and self.scored else None
         return rows.Evaluation(self.scored, personal, generic, time.perf_counter() - began, validation, pool)
 
