@@ -18,6 +18,8 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from . import layout
+
 PRIMES = (10007, 10009, 10037, 10039)
 
 Step = Callable[[list[Tensor]], tuple[Tensor, list[Tensor | None]]]
@@ -72,6 +74,7 @@ def _traced(plain: Step, tensors: list[Tensor], dims: Sequence[int | None]) -> S
         module = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*wide)
         _clean(module.graph)
         if 0 in dims:
+            layout.channels_last(module.graph, prime)
             _free(module.graph, prime, dims)
         module.graph.lint()
         module.recompile()

@@ -1,0 +1,79 @@
+"""Traced convolutions with channels last give what the untraced step gives, and no pass copies what it need not."""
+
+import pytest
+import torch
+from torch import nn
+
+from plures import execute, layout, trace, tree
+from plures.config import make_config
+from plures.method import Same
+from plures.run import set_scene
+
+
+class Plain(nn.Module):
+    """Convolutions with and without a bias and padding, pooling after and before a kink, a mean over the picture."""
+
+    def __init__(self, shape, n_classes):
+        super().__init__()
+        self.first = nn.Conv2d(shape[0], 6, 3, padding=1)
+        self.second = nn.Conv2d(6, 8, 3, bias=False)
+        self.third = nn.Conv2d(8, 4, 1)
+        self.head = nn.Linear(4, n_classes)
+
+    def forward(self, x):
+        x = torch.nn.functional.max_pool2d(torch.relu(self.first(x)), 2)
+        x = torch.relu(torch.nn.functional.max_pool2d(self.second(x), 2, 1))
+        return self.head(torch.tanh(self.third(x)).mean((2, 3)))
+
+
+class Strided(nn.Module):
+    """Overlapping pooling, strides, an average, and a tensor that is used twice."""
+
+    def __init__(self, shape, n_classes):
+        super().__init__()
+        self.first = nn.Conv2d(shape[0], 4, 3, stride=2, padding=1)
+        self.second = nn.Conv2d(4, 4, 3, padding=1)
+        self.head = nn.Linear(16, n_classes)
+
+    def forward(self, x):
+        x = torch.nn.functional.max_pool2d(self.first(x), 3, stride=1, padding=1)
+        x = x + torch.relu(self.second(x))
+        return self.head(torch.nn.functional.avg_pool2d(x, 2).flatten(1))
+
+
+def trained(model, style, n=3):
+    scene = set_scene(make_config({"method": "fedavg", "model": model, "clients": n, "partition": "iid", "steps": 3}))
+    task, method = scene.task, scene.method
+    state = tree.map(lambda x: torch.stack([x] * n), method.init_client(task, task.initial))
+    shards = scene.population.shards(range(n), "train", "train", 0)
+    return execute.run_group(style, execute.train_function(method, task), Same(task.initial), state, shards)[1]
+
+
+@pytest.mark.parametrize("name", ["Plain", "Strided"])
+def test_rewritten_step_trains_as_one_client_after_another(name, monkeypatch):
+    rewritten = []
+    real = layout.channels_last
+
+    def seen(graph, prime):
+        real(graph, prime)
+        rewritten.append([node.target for node in graph.nodes])
+
+    monkeypatch.setattr(layout, "channels_last", seen)
+    trace._known.clear()
+    stacked = trained(f"{__name__}:{name}", "vectorised")
+    (targets,) = rewritten
+    assert layout.fold in targets and layout.unfold in targets
+    assert [step.__qualname__ for step in trace._known.values()] == ["_traced.<locals>.step"]
+    alone = trained(f"{__name__}:{name}", "one_by_one")
+    for key, x in alone.items():
+        assert torch.allclose(x, stacked[key], rtol=1e-4, atol=1e-6), key
+
+
+def test_folding_puts_stacked_clients_last_and_back_without_a_copy():
+    x = torch.arange(2 * 3 * 4 * 5 * 6.0).reshape(2, 3, 4, 5, 6)
+    folded = layout.fold(x)
+    assert folded.shape == (3, 8, 5, 6) and folded.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(folded[1, 4:], x[1, 1])
+    back = layout.unfold(folded, 2)
+    assert torch.equal(back, x) and back.data_ptr() == folded.data_ptr()
+    assert layout.fold(back).data_ptr() == folded.data_ptr()
