@@ -10,6 +10,7 @@ import sys
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -54,6 +55,7 @@ def test_ray_gives_the_bits_of_vectorised(name, cluster):
     stacked = played(run_of(name), 2)
     spread = played(run_of(name, executor="ray", workers=2), 2)
     assert spread.digest() == stacked.digest()
+    assert [row.flops for row in spread.rows] == [row.flops for row in stacked.rows]
 
 
 @needs_ray
@@ -70,13 +72,15 @@ def test_batchnorm_dropout_and_scores_are_the_same(cluster):
     """Also the mean of personal models, whose sums are formed group by group."""
     found = []
     for executor in ("vectorised", "ray"):
-        run = run_of("fedrep:head_epochs=2", "norm", executor=executor, workers=2, participation=0.5)
+        options = {"workers": 2, "participation": 0.5, "unchosen": "refresh"}
+        run = run_of("fedrep:head_epochs=2", "norm", executor=executor, **options)
         try:
             run.play_round()
             found.append(run.evaluate(last=True)._replace(seconds=0.0))
         finally:
             run.close()
-    assert found[0] == found[1] and found[0].generic is not None
+    np.testing.assert_equal(found[0], found[1])
+    assert found[0].generic is not None
 
 
 @needs_ray
@@ -117,7 +121,9 @@ def test_command_line_is_quiet_and_says_ray(cluster, tmp_path, capfd):
     printed = capfd.readouterr()
     summary = json.loads(printed.out)
     assert summary["executor"] == "ray" and printed.err == ""
-    assert summary["digest"] == plures.run("fedavg", clients=4, rounds=2).summary["digest"]
+    without = plures.run("fedavg", clients=4, rounds=2).summary
+    differ = {name for name in without if summary[name] != without[name]}
+    assert differ <= {"executor", "seconds", "peak_rss_mb"}
 
 
 @needs_ray
