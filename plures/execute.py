@@ -381,7 +381,7 @@ class Executor:
         self._classes = table(torch.zeros(self.population.n_classes), capacity)
         self._scores = table({name: torch.zeros(()) for name in ("hits", "loss", "n")}, capacity)
         self._sums = table(self.task.initial, capacity)
-        self._crew = crew_of(self, message)
+        self._crew = crew_of(self, message)  # last: forked workers share the tables, and inherit what was traced
 
     def close(self) -> None:
         self._crew.close()

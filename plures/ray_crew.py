@@ -54,6 +54,11 @@ def _unpacked(of: Tree) -> Tree:
     return tree.map(lambda x: _view(x).clone(), of)
 
 
+def _last_line(error: Exception) -> str:
+    """Of an error of Ray, which tells where it happened before it tells what."""
+    return str(error).strip().splitlines()[-1]
+
+
 class Worker:
     """An actor: it knows one run or more, and does one group after another."""
 
@@ -116,7 +121,7 @@ class Cluster:
         try:
             self.ray.get(done)
         except self.ray.exceptions.RayError as error:
-            raise RunFailed(f"a Ray worker did not start: {in_a_line(error)}") from None
+            raise RunFailed(f"a Ray worker did not start ({_last_line(error)})") from None
 
     def close(self) -> None:
         for worker in self.workers:
@@ -219,7 +224,10 @@ class RayCrew:
         try:
             self._cluster.ray.get(ref)
         except self._cluster.ray.exceptions.RayTaskError as error:
-            raise RunFailed(f"a Ray worker cannot do this run: {in_a_line(error)}") from None
+            raise RunFailed(
+                f"a Ray worker cannot do this run ({_last_line(error)}); all machines of the cluster need the same "
+                "packages, and the module of a model of your own"
+            ) from None
         except self._cluster.ray.exceptions.RayError:
             return True
         return False
@@ -245,7 +253,7 @@ class RayCrew:
             try:
                 result, said = ray.get(ready)
             except ray.exceptions.RayTaskError as error:
-                result, said = (), in_a_line(error)
+                result, said = (), _last_line(error)
             except ray.exceptions.RayError:
                 losses[job.group] += 1
                 if losses[job.group] == LOSSES:

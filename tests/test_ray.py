@@ -30,10 +30,8 @@ pytestmark = pytest.mark.xdist_group("ray")
 WORN = [
     "fedprox+ala:cap=12",
     "fedrod:head=hyper+feddyn",
-    "fedrod+scaffold",
     "fedavg+brm+ft",
     "ditto+ala:cap=12",
-    "fedavg+c:c_epochs=2",
 ]
 
 
@@ -60,8 +58,8 @@ def test_ray_gives_the_bits_of_vectorised(name, cluster):
 
 @needs_ray
 def test_two_runs_at_a_time_share_the_actors_and_nothing_else(cluster):
-    alone = [played(run_of(name), 2).digest() for name in ("ditto", "fedrep")]
-    runs = [run_of(name, executor="ray", workers=n) for name, n in (("ditto", 2), ("fedrep", 1))]
+    alone = [played(run_of(name), 2).digest() for name in ("fedavg", "fedper")]
+    runs = [run_of(name, executor="ray", workers=n) for name, n in (("fedavg", 2), ("fedper", 1))]
     for run in (*runs, *runs):
         run.play_round()
     assert [played(run, 0).digest() for run in runs] == alone
@@ -73,7 +71,7 @@ def test_batchnorm_dropout_and_scores_are_the_same(cluster):
     found = []
     for executor in ("vectorised", "ray"):
         options = {"workers": 2, "participation": 0.5, "unchosen": "refresh"}
-        run = run_of("fedrep:head_epochs=2", "norm", executor=executor, **options)
+        run = run_of("fedper", "norm", executor=executor, **options)
         try:
             run.play_round()
             found.append(run.evaluate(last=True)._replace(seconds=0.0))
