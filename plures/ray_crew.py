@@ -92,8 +92,10 @@ class Cluster:
     def __init__(self, address: str | None, n_workers: int) -> None:
         refuse_without_ray()
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        if address is None:  # the name misleads: with 0, Ray listens on this machine only, on any system
+        if address is None:
+            # The name misleads: with 0, Ray listens on this machine only, on any system.
             os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+            os.environ.setdefault("RAY_worker_niceness", "0")  # else they give way to all other work
         import ray
 
         self.ray = ray
