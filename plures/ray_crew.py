@@ -104,7 +104,11 @@ class Cluster:
             _connect(ray, address, n_workers)
         self._actor = ray.remote(num_cpus=1)(Worker)
         self.workers = [self._actor.remote() for _ in range(n_workers)]
-        self._wait_for(self.workers)
+        try:
+            self._wait_for(self.workers)
+        except BaseException:
+            self.close()
+            raise
 
     def replace(self, k: int) -> None:
         """Another actor in the place of one that was lost."""
@@ -165,22 +169,24 @@ def _knock(address: str) -> None:
 
 
 _open: Cluster | None = None
+_users = 0  # of the open cluster
 _runs = itertools.count()
 
 
 @contextmanager
 def cluster(address: str | None, n_workers: int) -> Iterator[Cluster]:
-    """Ray and so many actors. All runs inside the block share them, because an actor is slow to start."""
-    global _open
-    if _open is not None:
-        yield _open
-        return
-    _open = Cluster(address, n_workers)
+    """Ray and so many actors. Runs that are open at the same time share them, because an actor is slow to start."""
+    global _open, _users
+    if _open is None:
+        _open = Cluster(address, n_workers)
+    _users += 1
     try:
         yield _open
     finally:
-        _open.close()
-        _open = None
+        _users -= 1
+        if _users == 0:
+            _open.close()
+            _open = None
 
 
 class RayCrew:

@@ -90,6 +90,13 @@ def test_client_function_that_fails_is_told_in_words(cluster, monkeypatch):
 
 
 @needs_ray
+def test_workers_for_which_there_is_no_place_are_told_in_words(cluster, monkeypatch):
+    monkeypatch.setattr(ray_crew, "PATIENCE", 1)
+    with pytest.raises(RunFailed, match="no place for 1 of 1 workers in 1 seconds; it has 2 cores"):
+        ray_crew.Cluster(None, 1)  # the two that are there are taken
+
+
+@needs_ray
 @pytest.mark.skipif(not Path("/proc/net/tcp6").exists(), reason="open ports are read from /proc")
 def test_ray_that_we_start_listens_on_this_machine_only(cluster):
     """Ray's processes are our children's children; the addresses are hexadecimal, those of version 6 by words."""
