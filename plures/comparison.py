@@ -7,12 +7,13 @@ done are read, the one that stopped is resumed.
 import json
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
 
-from . import checkpoint, rows, stats
+from . import checkpoint, ray_crew, rows, stats
 from .config import Config, make_config, read_toml
 from .datasets import Dataset
 from .errors import UsageError
@@ -62,19 +63,20 @@ def compare(
     data = load_data(ask.config)
     for method in ask.methods:  # all of them first: a slip in the last one must not cost an hour
         _scene(ask, method, ask.seeds[0], data)
-    runs = Runs()
-    for seed in ask.seeds:
-        for method in ask.methods:
-            scene = _scene(ask, method, seed, data)
-            first = runs.get((ask.methods[0], seed))
-            if ask.equal != "rounds" and first is not None:
-                scene = _scene(ask, method, seed, data, affordable(scene, first, ask.equal))
-            folder = None
-            if out is not None:
-                folder = (out if len(ask.seeds) == 1 else out / f"seed-{seed}") / folder_name(method)
-            runs[method, seed] = _carried_out(scene, folder, say, watcher_of(method, seed, folder))
-            _tell_gains(runs, seed)
-            done(method, seed, runs[method, seed])
+    runs, config = Runs(), ask.config
+    with ray_crew.cluster(config.address, config.workers) if config.executor == "ray" else nullcontext():
+        for seed in ask.seeds:
+            for method in ask.methods:
+                scene = _scene(ask, method, seed, data)
+                first = runs.get((ask.methods[0], seed))
+                if ask.equal != "rounds" and first is not None:
+                    scene = _scene(ask, method, seed, data, affordable(scene, first, ask.equal))
+                folder = None
+                if out is not None:
+                    folder = (out if len(ask.seeds) == 1 else out / f"seed-{seed}") / folder_name(method)
+                runs[method, seed] = _carried_out(scene, folder, say, watcher_of(method, seed, folder))
+                _tell_gains(runs, seed)
+                done(method, seed, runs[method, seed])
     return runs
 
 

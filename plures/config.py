@@ -53,10 +53,15 @@ class Config(BaseModel):
     )
     attackers: float = Field(0.2, ge=0, lt=1, description="share of clients that attack")
     seed: int = Field(0, ge=0, description="all randomness comes from it")
-    executor: Literal["vectorised", "one_by_one"] = Field("vectorised", description="how clients are run")
+    executor: Literal["vectorised", "one_by_one", "ray"] = Field(
+        "vectorised", description="how clients are run; ray: as vectorised, by actors of Ray"
+    )
 
     # These change nothing of the result.
     workers: int = Field(1, ge=1, description="processes of one thread each")
+    address: str | None = Field(
+        None, description="a running Ray cluster, which must be trusted, for --executor ray; else Ray is started here"
+    )
     eval_every: int = Field(1, ge=0, description="rounds between evaluations; 0 evaluates at the end only")
     unchosen: Literal["carry", "refresh"] = Field(
         "carry",
@@ -77,7 +82,14 @@ class Config(BaseModel):
     def _consistent(self) -> "Config":
         if self.optimizer == "adam" and self.momentum:
             raise ValueError("momentum is for sgd; adam has its own. Leave momentum out, or choose sgd")
+        if self.address is not None and self.executor != "ray":
+            raise ValueError(f"address is for the executor ray, got {self.executor}; leave one of them out")
         return self
+
+    @property
+    def style(self) -> Literal["vectorised", "one_by_one"]:
+        """How the clients of a group are run; it is what the numbers depend on."""
+        return "one_by_one" if self.executor == "one_by_one" else "vectorised"
 
     def solver(self) -> Solver:
         return Solver(
@@ -93,12 +105,12 @@ class Config(BaseModel):
 
     def identity(self) -> str:
         """A hash of what the result depends on."""
-        fields = self.model_dump(exclude=set(CARRIED_OUT))
+        fields = self.model_dump(exclude=set(CARRIED_OUT)) | {"executor": self.style}
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
 CARRIED_OUT = (
-    *["workers", "eval_every", "unchosen", "pool_rows", "pool_every", "personal_epochs", "target"],
+    *["workers", "address", "eval_every", "unchosen", "pool_rows", "pool_every", "personal_epochs", "target"],
     *["checkpoint_every", "memory_limit_mb", "data_dir", "split"],
 )
 

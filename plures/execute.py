@@ -11,7 +11,7 @@ import signal
 import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -237,6 +237,11 @@ def hits_and_loss(logits: Tensor, batch: Batch) -> dict[str, Tensor]:
 # Groups
 
 
+def group_seconds(n_steps: Sequence[int], step_seconds: float) -> float:
+    """What a stack of clients costs: a fixed overhead for each of its steps, and everybody's arithmetic."""
+    return max(n_steps) * STEP_OVERHEAD + sum(n_steps) * step_seconds
+
+
 def groups(n_steps: Sequence[int], step_seconds: float, client_bytes: int) -> list[list[int]]:
     """Which places of a cohort are stacked together: clients of like length, so that few steps are thin.
 
@@ -248,7 +253,7 @@ def groups(n_steps: Sequence[int], step_seconds: float, client_bytes: int) -> li
     most = max(1, GROUP_BYTES // max(client_bytes, 1))
 
     def cost(group: Sequence[int]) -> float:
-        return n_steps[group[0]] * STEP_OVERHEAD + sum(n_steps[i] for i in group) * step_seconds
+        return group_seconds([n_steps[i] for i in group], step_seconds)
 
     def cut(limit: float) -> list[list[int]]:
         out: list[list[int]] = []
@@ -294,41 +299,20 @@ class Trained(NamedTuple):
     flops: int
 
 
-class Executor:
-    """Runs client functions over cohorts; its workers share the store and the tables of messages and results."""
+class Work(NamedTuple):
+    """What groups are run with: the same for all of a run's groups."""
 
-    def __init__(
-        self,
-        method: Method,
-        task: Task,
-        population: Population,
-        store: ClientStore,
-        message: Same | Each,
-        style: Style,
-        n_workers: int,
-        capacity: int,
-    ) -> None:
-        self.method, self.task, self.population, self.store = method, task, population, store
-        self.style, self.capacity = style, capacity
-        self.step_seconds = 3 * task.flops * method.solver.batch / FLOPS_A_SECOND
-        if isinstance(message, Each):
-            self._messages = table(tree.row(message.tree, 0), capacity)
-        else:
-            self._messages = table(message.tree, 1)
-        self._generic = table(task.initial, 1)
-        self.template = self._probe(message)
-        self._trained = table(self.template, capacity)
-        self._flops = table(torch.zeros((), dtype=torch.int64), capacity)
-        self._classes = table(torch.zeros(population.n_classes), capacity)
-        self._scores = table({name: torch.zeros(()) for name in ("hits", "loss", "n")}, capacity)
-        self._sums = table(task.initial, capacity)
-        self._crew = _Crew(n_workers, self._do) if n_workers > 1 else None
+    method: Method
+    task: Task
+    population: Population
+    initial: Tree  # the state of a client that has not taken part
+    style: Style
 
-    def _probe(self, message: Same | Each) -> Tree:
-        """What training returns, learned from two clients with one row; the workers inherit what was traced for it."""
+    def probe(self, message: Same | Each) -> Tree:
+        """What training returns, learned from two clients with one row; what was traced for it is kept."""
         one_row = self.population.train[self.population.eligible()[0]][:1]
         shards = self.population._replace(train=[one_row, one_row], test=[]).shards([0, 1], "train", "probe", 0)
-        clients = tree.map(lambda x: torch.stack([x, x]), self.store.initial)
+        clients = tree.map(lambda x: torch.stack([x, x]), self.initial)
         if isinstance(message, Each):
             message = Each(tree.map(lambda x: torch.cat([x, x]), message.tree))
         try:
@@ -342,9 +326,65 @@ class Executor:
             ) from error
         return tree.row(found, 0)
 
+    def result(self, job: Job, message: Same | Each, clients: Tree) -> Tree:
+        """What a group gives, from its messages and states."""
+        if job.kind == "generic":
+            tests = self.population.shards(job.ids, "test", "test", 0)
+            return run_group(self.style, generic_function(self.task), message, tests)
+        if job.kind == "train":
+            shards = self.population.shards(job.ids, "train", "train", job.round)
+            fn = train_function(self.method, self.task)
+            with flops.counted() as counter:
+                trained = run_group(self.style, fn, message, clients, shards)
+            return trained, torch.tensor([counter.total])
+        shards = self.population.shards(job.ids, "train", "personalize", job.round)
+        if job.kind in ("score", "classes"):
+            score = score_function if job.kind == "score" else classes_function
+            tests = self.population.shards(job.ids, job.part, "test", 0)
+            return run_group(self.style, score(self.method, self.task), message, clients, shards, tests)
+        personal = run_group(self.style, personal_function(self.method, self.task), message, clients, shards)
+        weight = shards.size.to(torch.float32)
+        return tree.map(lambda x: torch.tensordot(weight, x, 1)[None], personal)
+
+
+class Crew(Protocol):
+    """Those who do jobs."""
+
+    def do(self, jobs: list[Job]) -> None:
+        """Do all jobs, of which the first is the longest; all are of one kind and one round."""
+
+    def close(self) -> None: ...
+
+
+class Executor:
+    """Runs client functions over cohorts, by a crew, which reads and writes its tables."""
+
+    def __init__(
+        self,
+        work: Work,
+        store: ClientStore,
+        message: Same | Each,
+        crew_of: Callable[["Executor", Same | Each], Crew],
+        capacity: int,
+    ) -> None:
+        self.work, self.store, self.capacity = work, store, capacity
+        self.method, self.task, self.population = work.method, work.task, work.population
+        self.step_seconds = 3 * self.task.flops * self.method.solver.batch / FLOPS_A_SECOND
+        if isinstance(message, Each):
+            self._messages = table(tree.row(message.tree, 0), capacity)
+        else:
+            self._messages = table(message.tree, 1)
+        self._generic = table(self.task.initial, 1)
+        self.template = work.probe(message)
+        self._trained = table(self.template, capacity)
+        self._flops = table(torch.zeros((), dtype=torch.int64), capacity)
+        self._classes = table(torch.zeros(self.population.n_classes), capacity)
+        self._scores = table({name: torch.zeros(()) for name in ("hits", "loss", "n")}, capacity)
+        self._sums = table(self.task.initial, capacity)
+        self._crew = crew_of(self, message)  # last: forked workers share the tables, and inherit what was traced
+
     def close(self) -> None:
-        if self._crew is not None:
-            self._crew.close()
+        self._crew.close()
 
     # What the run asks for
 
@@ -427,40 +467,41 @@ class Executor:
         jobs = [
             Job(kind, round, each, k, places, [ids[i] for i in places], part, fresh) for k, places in enumerate(plan)
         ]
-        if self._crew is None:
-            for job in jobs:
-                self._do(job)
-        else:
-            self._crew.do(jobs)
+        jobs.sort(key=lambda job: group_seconds([costs[i] for i in job.places], seconds), reverse=True)
+        self._crew.do(jobs)
         return len(jobs)
 
-    # What a worker does
+    # What a crew asks for
 
-    def _do(self, job: Job) -> None:
-        """One group: read its messages and states, run, write its results."""
-        places = torch.tensor(job.places)
+    def do(self, job: Job) -> None:
+        """One group, here: read, run, write."""
+        self.keep(job, self.work.result(job, self.message(job), self.states(job)))
+
+    def message(self, job: Job) -> Same | Each:
+        """What the clients of a group receive."""
+        if job.each:
+            return Each(tree.rows(self._messages, torch.tensor(job.places)))
+        return Same(tree.row(self._generic if job.kind == "generic" else self._messages, 0))
+
+    def states(self, job: Job) -> Tree:
+        """What the clients of a group have kept, if it is needed."""
         if job.kind == "generic":
-            tests = self.population.shards(job.ids, "test", "test", 0)
-            whole = Same(tree.row(self._generic, 0))
-            return _write(self._scores, places, run_group(self.style, generic_function(self.task), whole, tests))
-        message = Each(tree.rows(self._messages, places)) if job.each else Same(tree.row(self._messages, 0))
-        clients = tree.rows(self._trained[0], places) if job.fresh else self.store.rows(torch.tensor(job.ids))
+            return ()
+        if job.fresh:
+            return tree.rows(self._trained[0], torch.tensor(job.places))
+        return self.store.rows(torch.tensor(job.ids))
+
+    def keep(self, job: Job, result: Tree) -> None:
+        """Write what a group gave into the tables of its kind."""
+        places, group = torch.tensor(job.places), torch.tensor([job.group])
         if job.kind == "train":
-            shards = self.population.shards(job.ids, "train", "train", job.round)
-            fn = train_function(self.method, self.task)
-            with flops.counted() as counter:
-                trained = run_group(self.style, fn, message, clients, shards)
-            self._flops[job.group] = counter.total
-            return _write(self._trained, places, trained)
-        shards = self.population.shards(job.ids, "train", "personalize", job.round)
-        if job.kind in ("score", "classes"):
-            score, to = (score_function, self._scores) if job.kind == "score" else (classes_function, self._classes)
-            tests = self.population.shards(job.ids, job.part, "test", 0)
-            scores = run_group(self.style, score(self.method, self.task), message, clients, shards, tests)
-            return _write(to, places, scores)
-        personal = run_group(self.style, personal_function(self.method, self.task), message, clients, shards)
-        weight = shards.size.to(torch.float32)
-        _write(self._sums, torch.tensor([job.group]), tree.map(lambda x: torch.tensordot(weight, x, 1)[None], personal))
+            trained, n_flops = result
+            _write(self._trained, places, trained)
+            _write(self._flops, group, n_flops)
+        elif job.kind == "sum":
+            _write(self._sums, group, result)
+        else:
+            _write(self._classes if job.kind == "classes" else self._scores, places, result)
 
 
 def _write(to: Tree, places: Tensor, new: Tree) -> None:
@@ -468,7 +509,24 @@ def _write(to: Tree, places: Tensor, new: Tree) -> None:
         whole[places] = part
 
 
-class _Crew:
+# Crews
+
+
+class Alone:
+    """Nobody but this process."""
+
+    def __init__(self, do: Callable[[Job], None]) -> None:
+        self._do = do
+
+    def do(self, jobs: list[Job]) -> None:
+        for job in jobs:
+            self._do(job)
+
+    def close(self) -> None:
+        pass
+
+
+class Forked:
     """Worker processes, forked, so that they see the same memory; each takes the next job when it is free."""
 
     def __init__(self, n_workers: int, do: Callable[[Job], None]) -> None:
@@ -498,22 +556,19 @@ class _Crew:
                 try:
                     answer = end.recv_bytes().decode()
                 except (EOFError, OSError):
-                    raise _lost(job) from None
+                    raise lost(job) from None
                 failure = failure or answer
                 if waiting and not failure:
                     busy[end] = self._give(end, waiting.pop())
         if failure:
-            raise RunFailed(
-                f"a client function failed ({failure}); rerun with --executor one_by_one "
-                "--workers 1 --debug to learn where"
-            )
+            raise failed(failure)
 
     @staticmethod
     def _give(end: Connection, job: Job) -> Job:
         try:
             end.send_bytes(json.dumps(job).encode())
         except OSError:
-            raise _lost(job) from None
+            raise lost(job) from None
         return job
 
     def close(self) -> None:
@@ -525,7 +580,13 @@ class _Crew:
                 process.kill()
 
 
-def _lost(job: Job) -> RunFailed:
+def failed(said: str) -> RunFailed:
+    return RunFailed(
+        f"a client function failed ({said}); rerun with --executor one_by_one --workers 1 --debug to learn where"
+    )
+
+
+def lost(job: Job) -> RunFailed:
     return RunFailed(
         f"a worker process ended while it had clients {job.ids} in round {job.round + 1}; was it out of memory? "
         "Go on with `plures resume`, perhaps with fewer --workers."
@@ -547,5 +608,9 @@ def _work(mine: Connection, others: list[Connection], do: Callable[[Job], None])
             do(job)
             answer = ""
         except BaseException as error:
-            answer = traceback.format_exception_only(error)[-1].strip()
+            answer = in_a_line(error)
         mine.send_bytes(answer.encode())
+
+
+def in_a_line(error: BaseException) -> str:
+    return traceback.format_exception_only(error)[-1].strip()

@@ -31,6 +31,7 @@ from . import (
     models,
     newcomers,
     partition,
+    ray_crew,
     rows,
     seeds,
     tree,
@@ -38,7 +39,7 @@ from . import (
 from .choose import all_settings, choose
 from .config import Config, make_config, read_toml, to_toml
 from .errors import DataError, Interrupted, RunFailed, UsageError
-from .execute import Executor, Population
+from .execute import Alone, Crew, Executor, Forked, Population, Work
 from .method import Each, Federation, Method, Same, Schedule
 from .newcomers import Newcomers
 from .store import ClientStore
@@ -67,6 +68,8 @@ def load_data(config: Config) -> datasets.Dataset:
 
 def set_scene(config: Config, split_file: Path | None = None, data: datasets.Dataset | None = None) -> Scene:
     """Read the data, if it is not given, deal it out, build model and method. Raises where something cannot be."""
+    if config.executor == "ray":
+        ray_crew.refuse_without_ray()
     method = choose(config.method, config.settings, config.solver())
     if config.partition is not None:
         partition.parse(config.partition)
@@ -170,6 +173,15 @@ def _summed(blocks: Iterable[dict[str, Tensor]]) -> dict[str, list[float]]:
     return out
 
 
+def crew_of(config: Config) -> Callable[[Executor, Same | Each], Crew]:
+    """Who runs the groups of clients."""
+    if config.executor == "ray":
+        return lambda executor, message: ray_crew.RayCrew(executor, message, config.workers, config.address)
+    if config.workers > 1:
+        return lambda executor, message: Forked(config.workers, executor.do)
+    return lambda executor, message: Alone(executor.do)
+
+
 class Run:
     """The state of a run and the steps that move it on."""
 
@@ -198,9 +210,8 @@ class Run:
             )
             message = method.send(task, self.server, torch.tensor(self.eligible[:1]))
         room = max(n_cohort, min(len(self.eligible), 256, (1 << 30) // tree.n_bytes(task.initial)))
-        self.executor = Executor(
-            method, task, scene.population, self.store, message, config.executor, config.workers, room
-        )
+        work = Work(method, task, scene.population, self.store.initial, config.style)
+        self.executor = Executor(work, self.store, message, crew_of(config), room)
 
     def close(self) -> None:
         self.executor.close()
@@ -358,14 +369,14 @@ class Run:
             return None
         first, config = len(scene.population.train), scene.config
         return newcomers.welcome(
-            scene.method, scene.task, self.server, scene.newcomers, first, config.new_epochs, config.executor
+            scene.method, scene.task, self.server, scene.newcomers, first, config.new_epochs, config.style
         )
 
     def as_if_new(self) -> Newcomers:
         """Scores of the clients of training with models made from the server's state alone, over some epochs."""
         scene, config = self.scene, self.scene.config
         found = newcomers.welcome(
-            scene.method, scene.task, self.server, scene.population, 0, config.personal_epochs, config.executor
+            scene.method, scene.task, self.server, scene.population, 0, config.personal_epochs, config.style
         )
         if found is None:
             raise RunFailed("personal_epochs: no client has rows to train and to test on")
@@ -605,11 +616,16 @@ def start(scene: Scene, folder: Path | None, say: Say, watcher: Watcher) -> Resu
     return carry_out(scene, folder, say, watcher)
 
 
-def open_scene(folder: Path) -> Scene:
-    """The scene of a run folder."""
+def open_config(folder: Path) -> Config:
+    """The config of a run folder."""
     if not (folder / "config.toml").exists():
         raise UsageError(f"{folder} is not a run folder: it has no config.toml")
-    return set_scene(make_config(read_toml(folder / "config.toml")), folder / "split.json")
+    return make_config(read_toml(folder / "config.toml"))
+
+
+def open_scene(folder: Path) -> Scene:
+    """The scene of a run folder."""
+    return set_scene(open_config(folder), folder / "split.json")
 
 
 def resume(folder: Path, say: Say, watcher: Watcher, workers: int | None = None) -> Result:
@@ -622,7 +638,8 @@ def resume(folder: Path, say: Say, watcher: Watcher, workers: int | None = None)
 
 def opened(folder: Path, say: Say) -> Run:
     """The run of a folder at its newest checkpoint, to look at. Close it after use."""
-    scene = open_scene(folder)
-    run = Run(scene._replace(config=scene.config.model_copy(update={"workers": 1})), folder, say)
+    config = open_config(folder)
+    here = config.model_copy(update={"executor": config.style, "workers": 1})
+    run = Run(set_scene(here, folder / "split.json"), folder, say)
     run.load()
     return run

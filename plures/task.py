@@ -292,11 +292,17 @@ class Task:
 
     def training_features(self, params: Params, batch: Batch) -> Tensor:
         """What the head sees, in training mode: batch statistics, dropout."""
+        self._show(batch.mask, batch.key)
+        try:
+            return self._call(self._training, params, batch.x)
+        finally:
+            self._show(torch.ones(1), torch.tensor(0))  # nothing of a batch is kept
+
+    def _show(self, mask: Tensor, key: Tensor) -> None:
         for norm in self._training.masked:
-            norm.mask = batch.mask
+            norm.mask = mask
         for dropout in self._training.keyed:
-            dropout.key = batch.key
-        return self._call(self._training, params, batch.x)
+            dropout.key = key
 
     def training_logits(self, params: Params, batch: Batch) -> Tensor:
         """Logits in training mode."""
