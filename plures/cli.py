@@ -238,21 +238,21 @@ def reproduce(
     for method in only or []:
         if method not in found.published:
             raise unknown(f"method of {preset}", method, found.published)
-    ask = found.ask(cast(presets.Scale, scale), data_dir, workers or _n_cores())
-    ask = ask._replace(methods=[method for method in ask.methods if not only or method in only])
+    size = cast(presets.Scale, scale)
+    ask = found.ask(size, data_dir, workers or _n_cores(), only or ())
     console = _console(to_stderr=as_json)
     folder = out or Path("runs") / f"{preset}-{scale}"
     folder.mkdir(parents=True, exist_ok=True)
     table = show.GrowingTable(console, quiet)
     with table:
         runs = compare_methods(ask, folder, table.say, table.watcher, table.done)
-    cells = presets.cells(found, runs)
+    cells = presets.cells(found, presets.numbers(found, runs, size))
     presets.write_csv(cells, folder)
     if as_json:
         print(json.dumps([cell._asdict() | {"ours": cell.ours._asdict()} for cell in cells], indent=2))
         return
-    console.print(show.reproduction_table(found.title, cells, scale))
-    for line in show.reproduction_words(found, cells, scale):
+    console.print(show.reproduction_table(found.title, cells, size))
+    for line in show.reproduction_words(found, cells, size):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     console.print(f"folder: {folder}", markup=False, highlight=False, soft_wrap=True)
 

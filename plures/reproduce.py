@@ -5,6 +5,7 @@ A preset is a table in a TOML file of `plures/presets`. `full` is the paper's si
 """
 
 import tomllib
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -18,8 +19,8 @@ from .errors import unknown
 
 Scale = Literal["smoke", "small", "full"]
 
-# Bundled rows, the smallest model, two rounds: whatever the preset says about these.
-SMOKE: dict[str, Any] = {"data": "digits", "model": "mlp", "share": 1.0, "rounds": 2, "epochs": 1, "lr": 0.05}
+# A few bundled rows, the smallest model, two rounds: whatever the preset says about these.
+SMOKE: dict[str, Any] = {"data": "digits", "model": "mlp", "share": 0.3, "rounds": 2, "epochs": 1, "batch": 10, "lr": 0.05}
 SMOKE_CLIENTS = 8
 NEAR = 2.0  # points within which a number counts as the published one, if the paper gives no wider spread
 
@@ -33,19 +34,26 @@ class Preset(BaseModel):
     options: dict[str, Any] = Field(description="of a run at full size")
     small: dict[str, Any] = Field(description="options that are different at small size")
     smoke: dict[str, Any] = Field(default_factory=dict, description="options that are different for a smoke test")
+    small_methods: dict[str, str] = Field(
+        default_factory=dict, description="method -> how it is spelled at small size and for a smoke test, if otherwise"
+    )
     seeds: list[int] = Field(description="at full size; the others take the first")
     columns: dict[str, str] = Field(description="the paper's name of a number -> where it is in summary.json")
     own: list[str] = Field(description="the paper's own methods among those below")
     published: dict[str, dict[str, float | list[float]]] = Field(
         description="method -> column -> per cent, or per cent and standard deviation; nothing where it is not known"
     )
-    unknown: list[str] = Field(description="what the paper does not say, and what we take")
+    unknown: list[str] = Field(description="what the paper does not say or we cannot do as it does, and what we take")
 
     def methods(self) -> list[str]:
         return list(self.published)
 
-    def ask(self, scale: Scale, data_dir: str | None, workers: int) -> Ask:
-        """What is to be run at a scale."""
+    def run_as(self, method: str, scale: Scale) -> str:
+        """How a method of the table is spelled at a scale."""
+        return method if scale == "full" else self.small_methods.get(method, method)
+
+    def ask(self, scale: Scale, data_dir: str | None, workers: int, only: Sequence[str] = ()) -> Ask:
+        """What is to be run at a scale: all methods, or only some."""
         options = dict(self.options)
         seeds = self.seeds if scale == "full" else self.seeds[:1]
         if scale == "small":
@@ -54,13 +62,14 @@ class Preset(BaseModel):
             options |= SMOKE | {"clients": min(options.get("clients", SMOKE_CLIENTS), SMOKE_CLIENTS)} | self.smoke
         if data_dir is not None:
             options["data_dir"] = data_dir
-        return Ask(self.methods(), make_config(options | {"workers": workers}), seeds)
+        methods = [self.run_as(method, scale) for method in self.methods() if not only or method in only]
+        return Ask(methods, make_config(options | {"workers": workers}), seeds)
 
 
 class Cell(NamedTuple):
     """One number of a table, theirs and ours, in per cent."""
 
-    method: str
+    method: str  # as the preset names it
     column: str
     published: float | None
     published_std: float | None
@@ -69,7 +78,7 @@ class Cell(NamedTuple):
 
 
 def load() -> dict[str, Preset]:
-    """All presets by name."""
+    """All presets by name. What a file says under `shared` is in each of its presets, unless that says otherwise."""
     found: dict[str, Preset] = {}
     for file in sorted(resources.files("plures").joinpath("presets").iterdir(), key=lambda file: file.name):
         if not file.name.endswith(".toml"):
@@ -78,8 +87,9 @@ def load() -> dict[str, Preset]:
         shared = content.pop("shared", {})
         for name, values in content.items():
             merged = shared | values
-            merged["options"] = shared.get("options", {}) | values.get("options", {})
-            merged["small"] = shared.get("small", {}) | values.get("small", {})
+            for key in ("options", "small", "smoke"):
+                merged[key] = shared.get(key, {}) | values.get(key, {})
+            merged["unknown"] = values.get("unknown", []) + shared.get("unknown", [])
             found[name] = Preset(**merged)
     return found
 
@@ -92,22 +102,36 @@ def find(name: str) -> Preset:
 
 
 def value_at(summary: dict[str, Any], path: str) -> float | None:
-    """A number of summary.json by its path: personal.mean; None if it is not there."""
+    """A number of summary.json by its path: personal.mean, or personal_epochs.curve.1; None if it is not there."""
     found: Any = summary
     for key in path.split("."):
-        if not isinstance(found, dict) or found.get(key) is None:
-            return None
-        found = found[key]
-    return float(found)
+        if isinstance(found, list):
+            found = dict(enumerate(found)).get(int(key))
+        else:
+            found = found.get(key) if isinstance(found, dict) else None
+    return None if found is None else float(found)
 
 
-def cells(preset: Preset, runs: Runs) -> list[Cell]:
+Numbers = dict[str, dict[str, list[float]]]  # method -> column -> per cent, one for each seed
+
+
+def numbers(preset: Preset, runs: Runs, scale: Scale) -> Numbers:
+    """What was measured, by the preset's names; without methods that were not run."""
+    out: Numbers = {}
+    for method in preset.methods():
+        summaries = [result.summary for result in runs.of(preset.run_as(method, scale))]
+        if summaries:
+            found = {column: [value_at(s, path) for s in summaries] for column, path in preset.columns.items()}
+            out[method] = {column: [100 * x for x in xs if x is not None] for column, xs in found.items()}
+    return out
+
+
+def cells(preset: Preset, measured: Numbers) -> list[Cell]:
     """The table, row by row."""
     out = []
-    for method in runs.methods():
-        for column, path in preset.columns.items():
-            found = [value_at(result.summary, path) for result in runs.of(method)]
-            ours = stats.spread([100 * value for value in found if value is not None])
+    for method, found in measured.items():
+        for column in preset.columns:
+            ours = stats.spread(found.get(column, []))
             theirs = preset.published[method].get(column)
             mean, std = (theirs[0], theirs[1]) if isinstance(theirs, list) else (theirs, None)
             out.append(Cell(method, column, mean, std, ours, _verdict(mean, std, ours)))

@@ -143,7 +143,11 @@ def pool_scores(pool: Pool) -> tuple[dict[str, float], dict[str, float]]:
     if pool.generic is None:
         return personal, {}
     same = np.broadcast_to(pool.generic, pool.personal.shape)
-    return personal, {"reweighted": float(np.nanmean(reweighted(same, pool.n, pool.counts)))}
+    all_rows = reweighted(pool.generic[None], pool.n, pool.counts.sum(0)[None])  # classes as frequent as in training
+    return personal, {
+        "reweighted": float(np.nanmean(reweighted(same, pool.n, pool.counts))),
+        "as_trained": float(all_rows[0]),
+    }
 
 
 def to_target(rounds: list[Round], target: float) -> dict[str, Any] | None:

@@ -200,7 +200,7 @@ def reproduction_table(title: str, cells: list[reproduce.Cell], scale: str) -> T
     return table
 
 
-def reproduction_words(preset: reproduce.Preset, cells: list[reproduce.Cell], scale: str) -> list[str]:
+def reproduction_words(preset: reproduce.Preset, cells: list[reproduce.Cell], scale: reproduce.Scale) -> list[str]:
     """What the table says, and what it cannot say."""
     if scale == "smoke":
         return ["a smoke test proves that it runs; its numbers are those of other data and are not to be compared"]
@@ -211,7 +211,10 @@ def reproduction_words(preset: reproduce.Preset, cells: list[reproduce.Cell], sc
             out.append(f"{order.column}: the published order holds for {order.holds} of {order.pairs} pairs{broken}")
     if scale == "small":
         out.append("at small size the order may hold, the numbers need not: use --scale full for the paper's size")
-    return out + [f"not in the paper: {sentence}" for sentence in preset.unknown]
+        done = dict.fromkeys(cell.method for cell in cells)
+        spelled = {method: preset.run_as(method, scale) for method in done}
+        out += [f"{method} is run as {other} at this size" for method, other in spelled.items() if other != method]
+    return out + [f"note: {sentence}" for sentence in preset.unknown]
 
 
 def _table() -> Table:

@@ -163,7 +163,7 @@ def test_run_folder_holds_what_the_contract_names(tmp_path):
     assert list(summary) == SUMMARY and summary == json.loads(json.dumps(result.summary))
     named = {"mean", "pooled", "std", "worst5", "top5", "best_round", "best_mean", "model"}
     assert named <= set(summary["personal"])
-    assert {"accuracy", "on_clients", "worst5", "top5", "reweighted"} == set(summary["generic"])
+    assert {"accuracy", "on_clients", "worst5", "top5", "reweighted", "as_trained"} == set(summary["generic"])
     assert list(summary["seconds"]) == ["train", "evaluate", "total"]
     rounds = list(csv.DictReader(open(folder / "rounds.csv")))
     assert [int(row["round"]) for row in rounds] == [1, 2, 3, 4, 5, 6]
