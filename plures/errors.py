@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+MOST_NAMES = 50  # that are told in a sentence
+
 
 class PluresError(Exception):
     """A mistake or a failure that is told to the user in words, without a traceback."""
@@ -40,4 +42,6 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
     near = get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     allowed = ", ".join(names) if names else "none"
+    if len(names) > MOST_NAMES:
+        allowed = f"{len(names)} names, which `plures list {kind}s` prints"
     return UsageError(f"unknown {kind} {name!r}{hint} Known: {allowed}.")

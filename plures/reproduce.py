@@ -20,7 +20,15 @@ from .errors import unknown
 Scale = Literal["smoke", "small", "full"]
 
 # A few bundled rows, the smallest model, two rounds: whatever the preset says about these.
-SMOKE: dict[str, Any] = {"data": "digits", "model": "mlp", "share": 0.3, "rounds": 2, "epochs": 1, "batch": 10, "lr": 0.05}
+SMOKE: dict[str, Any] = {
+    "data": "digits",
+    "model": "mlp",
+    "share": 0.3,
+    "rounds": 2,
+    "epochs": 1,
+    "batch": 10,
+    "lr": 0.05,
+}
 SMOKE_CLIENTS = 8
 NEAR = 2.0  # points within which a number counts as the published one, if the paper gives no wider spread
 
