@@ -5,15 +5,16 @@ import json
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from plures import cli, datasets, models, partition, reproduce, show, trace
 from plures.choose import choose
 from plures.compare import compare
-from plures.config import make_config
 from plures.errors import UsageError
 from plures.reproduce import Preset
-from plures.run import Watcher, load_data
+from plures.rows import Pool, pool_scores
+from plures.run import Watcher
 
 ROOT = Path(__file__).parent.parent
 PRESETS = reproduce.load()
@@ -31,6 +32,7 @@ def test_preset_can_be_built_at_every_scale(name):
         assert len(ask.methods) == len(set(ask.methods)) == len(preset.published)
         for method in ask.methods:
             choose(method, {}, ask.config.solver())
+        assert scale != "smoke" or ask.config.data == "digits"  # which needs no data folder
     assert set(preset.own) <= set(preset.published) and set(preset.small_methods) <= set(preset.published)
 
 
@@ -232,10 +234,6 @@ def test_reproduce_that_was_stopped_goes_on(tmp_path, monkeypatch, capsys):
 
 def test_generic_accuracy_with_classes_as_in_training():
     """In Table 11 of Fed-RoD test classes are as frequent as in training: per-class recalls, weighted by that."""
-    import numpy as np
-
-    from plures.rows import Pool, pool_scores
-
     # Recalls 0.5 and 0.9; clients have 30 + 10 rows of class 0 and 0 + 10 of class 1, so 4/5 and 1/5.
     pool = Pool([0, 1], np.array([10, 10]), np.array([[5, 9], [5, 9]]), np.array([5, 9]), np.array([[30, 0], [10, 10]]))
     _, generic = pool_scores(pool)
@@ -286,8 +284,3 @@ def test_explanations_are_of_records_that_are_there(script):
     path = script.RECORDS / script.EXPLANATIONS
     names = tomllib.loads(path.read_text("utf-8")) if path.exists() else {}
     assert set(names) <= {record.stem for record in script.RECORDS.glob("*.json")}
-
-
-def test_smoke_needs_no_data_folder():
-    data = {preset.ask("smoke", None, 1).config.data for preset in PRESETS.values()}
-    assert data == {"digits"} and len(load_data(make_config({"data": "digits"})).y) == 1797
