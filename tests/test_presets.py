@@ -100,7 +100,7 @@ DONE: set[tuple[str, str]] = set()  # (method, options) of the runs so far, in t
 
 @pytest.mark.xdist_group("presets")
 @pytest.mark.parametrize("name", PRESETS)
-def test_preset_runs_as_a_smoke_test(name, untraced):
+def test_preset_runs_as_a_smoke_test(name, untraced, tmp_path):
     """Its own methods, and those that no preset with the same options, but for who has which rows, has run yet."""
     preset = PRESETS[name]
     ask = preset.ask("smoke", None, 1)
@@ -109,7 +109,7 @@ def test_preset_runs_as_a_smoke_test(name, untraced):
     chosen = [method for method in preset.methods() if method in must or (method, alike) not in DONE]
     DONE.update((method, alike) for method in chosen)
     ask = preset.ask("smoke", None, 1, only=chosen)
-    runs = compare(ask, None, lambda line: None, lambda method, seed, folder: Watcher())
+    runs = compare(ask, tmp_path, lambda line: None, lambda method, seed, folder: Watcher())
     cells = reproduce.cells(preset, reproduce.numbers(preset, runs, "smoke"))
     assert [(cell.method, cell.column) for cell in cells] == [(m, c) for m in chosen for c in preset.columns]
     assert all(cell.ours.n == 1 and 0 <= cell.ours.mean <= 100 for cell in cells if cell.method in must)
