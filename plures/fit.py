@@ -372,6 +372,7 @@ class _SolverState:
         self.solver, self.count = solver, 0
         n_kept = {"sgd": 1 if solver.momentum else 0, "adam": 2}[solver.kind]
         self.kept = [[torch.zeros_like(x) for x in params] for _ in range(n_kept)]
+        self.adds_up = solver.kind == "sgd" and not (solver.momentum or solver.weight_decay or solver.box)
 
     def narrow(self, pick: Any) -> None:
         self.kept = [[x[pick] for x in group] for group in self.kept]
@@ -380,22 +381,28 @@ class _SolverState:
     def step(
         self,
         leaves: list[Tensor],
-        slopes: Sequence[Tensor | None],
+        slopes: Sequence[trace.Slope],
         is_statistic: list[bool],
         lr: float,
         paces: tuple[float, ...],
     ) -> None:
         self.count += 1
         moving: dict[float, list[int]] = {}  # pace -> places of tensors
+        grads: dict[int, Tensor] = {}
         for i, (leaf, slope) in enumerate(zip(leaves, slopes, strict=True)):
-            if slope is None:
+            if isinstance(slope, trace.Product) and self.adds_up:
+                leaf.baddbmm_(slope.left, slope.right, alpha=-lr * paces[i])  # no slope is written and read again
+                continue
+            grad = trace.dense(slope)
+            if grad is None:
                 continue
             if is_statistic[i]:
-                leaf.sub_(slope)  # the slope of a statistic is the step it has to take
+                leaf.sub_(grad)  # the slope of a statistic is the step it has to take
             else:
+                grads[i] = grad
                 moving.setdefault(paces[i], []).append(i)
         for pace, at in moving.items():
-            self._move([leaves[i] for i in at], [slopes[i] for i in at], at, lr * pace)  # type: ignore[misc]
+            self._move([leaves[i] for i in at], [grads[i] for i in at], at, lr * pace)
 
     def _move(self, params: list[Tensor], grads: list[Tensor], at: list[int], lr: float) -> None:
         solver = self.solver

@@ -10,7 +10,7 @@ The graph is compared with the untraced step before it is used; if they differ, 
 import operator
 import types
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
@@ -22,8 +22,26 @@ from . import layout
 
 PRIMES = (10007, 10009, 10037, 10039)
 
-Step = Callable[[list[Tensor]], tuple[Tensor, list[Tensor | None]]]
 aten = torch.ops.aten
+
+
+class Product(NamedTuple):
+    """A slope that is a product of matrices, not yet computed: it can be added to the weights as it is computed."""
+
+    left: Tensor  # [client, i, k]
+    right: Tensor  # [client, k, j]
+
+    def dense(self) -> Tensor:
+        return torch.bmm(self.left, self.right)
+
+
+Slope = Tensor | Product | None
+Step = Callable[[list[Tensor]], tuple[Tensor, list[Slope]]]
+
+
+def dense(slope: Slope) -> Tensor | None:
+    return slope.dense() if isinstance(slope, Product) else slope
+
 
 _known: dict[Hashable, Step] = {}
 
@@ -44,7 +62,7 @@ def step_of(
 
 
 def untraced(eager: Callable[..., Tensor], n_params: int) -> Step:
-    def step(tensors: list[Tensor]) -> tuple[Tensor, list[Tensor | None]]:
+    def step(tensors: list[Tensor]) -> tuple[Tensor, list[Slope]]:
         with torch.enable_grad():
             leaves = [x.detach().requires_grad_(x.is_floating_point()) for x in tensors[:n_params]]
             losses = eager(*leaves, *tensors[n_params:])
@@ -64,7 +82,7 @@ def _traced(plain: Step, tensors: list[Tensor], dims: Sequence[int | None]) -> S
             for x, d in zip(tensors, dims, strict=True)
         ]
 
-    def flat(*values: Tensor) -> list[Tensor | None]:
+    def flat(*values: Tensor) -> list[Slope]:
         losses, slopes = plain(list(values))
         return [losses, *slopes]
 
@@ -75,6 +93,7 @@ def _traced(plain: Step, tensors: list[Tensor], dims: Sequence[int | None]) -> S
         _clean(module.graph)
         if 0 in dims:
             layout.channels_last(module.graph, prime)
+            _leave_products(module.graph)
             _free(module.graph, prime, dims)
         module.graph.lint()
         module.recompile()
@@ -82,10 +101,10 @@ def _traced(plain: Step, tensors: list[Tensor], dims: Sequence[int | None]) -> S
         return None
     forward: Any = module.forward
 
-    def step(values: list[Tensor]) -> tuple[Tensor, list[Tensor | None]]:
+    def step(values: list[Tensor]) -> tuple[Tensor, list[Slope]]:
         with torch.no_grad():
             losses, *slopes = forward(*values)
-        return losses, slopes
+        return losses, [Product(*slope) if isinstance(slope, tuple) else slope for slope in slopes]
 
     return step if all(_agree(plain, step, _few(tensors, dims, n)) for n in (1, 2, 3)) else None
 
@@ -124,7 +143,7 @@ def _agree(plain: Step, step: Step, values: list[Tensor]) -> bool:
         (losses, slopes), (again, others) = plain(values), step(values)
     except Exception:
         return False
-    for a, b in zip([losses, *slopes], [again, *others], strict=True):
+    for a, b in zip(map(dense, [losses, *slopes]), map(dense, [again, *others]), strict=True):
         if (a is None) != (b is None):
             return False
         if a is not None and b is not None and not torch.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True):
@@ -159,6 +178,27 @@ def _clean(graph: fx.Graph) -> None:
         if idle or twice:
             node.replace_all_uses_with(source.args[0] if twice else source)
             graph.erase_node(node)
+    graph.eliminate_dead_code()
+
+
+def _leave_products(graph: fx.Graph) -> None:
+    """Give slopes that are products of matrices, and nothing else, as their factors."""
+    (out,) = [node for node in graph.nodes if node.op == "output"]
+    losses, *slopes = out.args[0]
+
+    def factors(slope: Any) -> Any:
+        turned = isinstance(slope, fx.Node) and slope.target is aten.transpose.int and set(slope.args[1:]) == {1, 2}
+        product: Any = slope.args[0] if turned else slope
+        alone = isinstance(product, fx.Node) and product.target is aten.bmm.default and len(product.users) == 1
+        if not alone or len(slope.users) != 1:
+            return slope
+        left, right = product.args[:2]
+        if not turned:
+            return (left, right)
+        with graph.inserting_before(out):
+            return tuple(graph.call_function(aten.transpose.int, (x, 1, 2)) for x in (right, left))
+
+    out.args = ([losses, *map(factors, slopes)],)
     graph.eliminate_dead_code()
 
 
