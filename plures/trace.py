@@ -187,7 +187,8 @@ def _leave_products(graph: fx.Graph) -> None:
     losses, *slopes = out.args[0]
 
     def factors(slope: Any) -> Any:
-        turned = isinstance(slope, fx.Node) and slope.target is aten.transpose.int and set(slope.args[1:]) == {1, 2}
+        turned = isinstance(slope, fx.Node) and slope.target is aten.transpose.int
+        turned = turned and {axis % 3 for axis in slope.args[1:]} == {1, 2}
         product: Any = slope.args[0] if turned else slope
         alone = isinstance(product, fx.Node) and product.target is aten.bmm.default and len(product.users) == 1
         if not alone or len(slope.users) != 1:
