@@ -1,6 +1,7 @@
 """Slopes that are products of matrices are left as factors, and are added to the weights as if they were not."""
 
 import torch
+
 from plures import trace
 
 
