@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from plures import reproduce
-from plures.compare import compare
+from plures.comparison import compare
 from plures.errors import RunFailed
 from plures.run import Result, Watcher
 

@@ -10,7 +10,7 @@ import pytest
 
 from plures import cli, datasets, models, partition, reproduce, show, trace
 from plures.choose import choose
-from plures.compare import compare
+from plures.comparison import compare
 from plures.errors import UsageError
 from plures.reproduce import Preset
 from plures.rows import Pool, pool_scores
