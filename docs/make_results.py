@@ -80,7 +80,7 @@ TABLE2 = [
         "fedprox",
         "fedavg+c:c_epochs=3",
         "fedprox+c:c_epochs=3",
-        "perfedavg",
+        "perfedavg:order=fo",
         "fedrep",
         "pfedme",
         "ditto",

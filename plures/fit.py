@@ -390,8 +390,8 @@ class _SolverState:
         moving: dict[float, list[int]] = {}  # pace -> places of tensors
         grads: dict[int, Tensor] = {}
         for i, (leaf, slope) in enumerate(zip(leaves, slopes, strict=True)):
-            if isinstance(slope, trace.Product) and self.adds_up:
-                leaf.baddbmm_(slope.left, slope.right, alpha=-lr * paces[i])  # no slope is written and read again
+            if isinstance(slope, (trace.Product, trace.Scattered)) and self.adds_up:
+                slope.add_to(leaf, -lr * paces[i])  # no slope is written and read again
                 continue
             grad = trace.dense(slope)
             if grad is None:

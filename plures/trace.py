@@ -34,13 +34,36 @@ class Product(NamedTuple):
     def dense(self) -> Tensor:
         return torch.bmm(self.left, self.right)
 
+    def add_to(self, weights: Tensor, factor: float) -> None:
+        weights.baddbmm_(self.left, self.right, alpha=factor)
 
-Slope = Tensor | Product | None
+
+class Scattered(NamedTuple):
+    """A slope that is zero but in some rows: of an embedding, those that a batch looked up."""
+
+    rows: Tensor  # [..., width], some of them more than once
+    at: Tensor  # [...], where they belong, counted through the tables of all clients
+    n_clients: int
+    n_rows: int  # of a table
+
+    def dense(self) -> Tensor:
+        width = self.rows.shape[-1]
+        whole = self.rows.new_zeros(self.n_clients, self.n_rows, width)
+        self.add_to(whole, 1.0)
+        return whole
+
+    def add_to(self, weights: Tensor, factor: float) -> None:
+        rows, at = self.rows.reshape(-1, self.rows.shape[-1]), self.at.reshape(-1)
+        some = rows.abs().amax(1).nonzero().squeeze(1)  # most of a short text is padding, which has no slope
+        weights.view(-1, rows.shape[1]).index_add_(0, at[some], rows[some], alpha=factor)
+
+
+Slope = Tensor | Product | Scattered | None
 Step = Callable[[list[Tensor]], tuple[Tensor, list[Slope]]]
 
 
 def dense(slope: Slope) -> Tensor | None:
-    return slope.dense() if isinstance(slope, Product) else slope
+    return slope.dense() if isinstance(slope, (Product, Scattered)) else slope
 
 
 _known: dict[Hashable, Step] = {}
@@ -93,7 +116,7 @@ def _traced(plain: Step, tensors: list[Tensor], dims: Sequence[int | None]) -> S
         _clean(module.graph)
         if 0 in dims:
             layout.channels_last(module.graph, prime)
-            _leave_products(module.graph)
+            _leave_parts(module.graph)
             _free(module.graph, prime, dims)
         module.graph.lint()
         module.recompile()
@@ -104,9 +127,16 @@ def _traced(plain: Step, tensors: list[Tensor], dims: Sequence[int | None]) -> S
     def step(values: list[Tensor]) -> tuple[Tensor, list[Slope]]:
         with torch.no_grad():
             losses, *slopes = forward(*values)
-        return losses, [Product(*slope) if isinstance(slope, tuple) else slope for slope in slopes]
+        return losses, [_slope(slope) for slope in slopes]
 
     return step if all(_agree(plain, step, _few(tensors, dims, n)) for n in (1, 2, 3)) else None
+
+
+def _slope(given: Any) -> Slope:
+    """What a traced step gives for a slope: itself, two factors, or rows and their places."""
+    if not isinstance(given, tuple):
+        return given
+    return Product(*given) if len(given) == 2 else Scattered(*given)
 
 
 class _Calls(TorchDispatchMode):
@@ -181,8 +211,8 @@ def _clean(graph: fx.Graph) -> None:
     graph.eliminate_dead_code()
 
 
-def _leave_products(graph: fx.Graph) -> None:
-    """Give slopes that are products of matrices, and nothing else, as their factors."""
+def _leave_parts(graph: fx.Graph) -> None:
+    """Give slopes that are products of matrices, or rows of an embedding, and nothing else, by their parts."""
     (out,) = [node for node in graph.nodes if node.op == "output"]
     losses, *slopes = out.args[0]
 
@@ -199,8 +229,28 @@ def _leave_products(graph: fx.Graph) -> None:
         with graph.inserting_before(out):
             return tuple(graph.call_function(aten.transpose.int, (x, 1, 2)) for x in (right, left))
 
-    out.args = ([losses, *map(factors, slopes)],)
+    def looked_up(slope: Any) -> Any:
+        node = slope
+        while isinstance(node, fx.Node) and len(node.users) == 1 and _same_order(node):
+            node = node.args[0]
+        backward = aten.embedding_dense_backward.default
+        if not isinstance(node, fx.Node) or node.target is not backward or len(node.users) != 1:
+            return slope
+        rows, at, _, padding, by_frequency = node.args
+        if padding != -1 or by_frequency:
+            return slope
+        n_clients, n_rows, _ = slope.meta["val"].shape
+        return (rows, at, n_clients, n_rows)
+
+    out.args = ([losses, *[looked_up(factors(slope)) for slope in slopes]],)
     graph.eliminate_dead_code()
+
+
+def _same_order(node: fx.Node) -> bool:
+    """Whether it gives the numbers of its input in their order: a view, or a permutation that permutes nothing."""
+    if node.target is aten.permute.default:
+        return list(node.args[1]) == sorted(node.args[1])  # type: ignore[arg-type]
+    return node.target in (aten.view.default, aten._unsafe_view.default)
 
 
 def _free(graph: fx.Graph, prime: int, dims: Sequence[int | None]) -> None:
@@ -221,7 +271,7 @@ def _free(graph: fx.Graph, prime: int, dims: Sequence[int | None]) -> None:
         return products[times]
 
     for node in list(graph.nodes):
-        if node.op == "call_function" and node not in products.values():
+        if node.op in ("call_function", "output") and node not in products.values():
             node.args = fx.node.map_aggregate(node.args, freed)
             node.kwargs = fx.node.map_aggregate(node.kwargs, freed)
 

@@ -42,3 +42,21 @@ def test_slope_with_another_term_is_whole():
     _, (weight, _) = step(tensors)
     _, (whole, _) = trace.untraced(pulled, 2)(tensors)
     assert isinstance(weight, torch.Tensor) and torch.allclose(weight, whole, rtol=1e-5)
+
+
+def test_slope_of_an_embedding_is_left_as_the_rows_that_were_looked_up():
+    def losses(table, words):
+        return torch.vmap(lambda t, w: torch.nn.functional.embedding(w, t).sum(1).square().sum())(table, words)
+
+    torch.manual_seed(0)
+    tensors = [torch.randn(3, 50, 4), torch.randint(0, 50, (3, 6, 7))]
+    step = trace.step_of(("test of rows", losses), losses, 1, tensors, [0, 0])
+    _, (slope,) = step(tensors)
+    _, (whole,) = trace.untraced(losses, 1)(tensors)
+    assert isinstance(slope, trace.Scattered)
+    assert torch.allclose(slope.dense(), whole, rtol=1e-5, atol=1e-6)
+    moved = tensors[0].clone()
+    slope.add_to(moved, -0.1)
+    assert torch.allclose(moved, tensors[0] - 0.1 * whole, rtol=1e-5, atol=1e-6)
+    few = [x[:2] for x in tensors]
+    assert torch.allclose(step(few)[1][0].dense(), whole[:2], rtol=1e-5, atol=1e-6)
