@@ -399,10 +399,17 @@ def adapt(
 def report_(
     folders: Annotated[list[Path], typer.Argument(help="run folders", metavar="RUN ...")],
     out: Annotated[Path, typer.Option("-o", "--out", help="the page to write")] = Path("report.html"),
+    figures: Annotated[
+        Path | None, typer.Option("--figures", help="a folder for the figures as SVG, PDF and PNG", metavar="DIR")
+    ] = None,
     debug: Debug = False,
 ) -> None:
-    """One self-contained page about one or more runs."""
-    _console(to_stderr=False).print(f"report: {report.write(folders, out)}", markup=False, highlight=False)
+    """One self-contained page about one or more runs, or about a folder of runs."""
+    console = _console(to_stderr=False)
+    console.print(f"report: {report.write(folders, out)}", markup=False, highlight=False, soft_wrap=True)
+    if figures is not None:
+        files = report.write_figures(folders, figures)
+        console.print(f"figures: {len(files)} files in {figures}", markup=False, highlight=False, soft_wrap=True)
 
 
 def main() -> None:

@@ -7,12 +7,17 @@ import numpy as np
 import plotly.graph_objects as go
 
 from . import numbers
-from .looks import BAND, GRID, INK, PAPER, SHADES, SOFT, WARN, colour, dash, marker, see_through
+from .looks import BAND, GRID, GROUND, INK, PAPER, SHADES, SIDES, SOFT, WARN, colour, dash, marker, see_through
 from .numbers import Against, Level, Spread
 from .runs import Group
 from .states import Alpha, Blends, Heads, Kept, Paths, Profile, SplitTable, Surface
 
-SCALE = [[k / (len(SHADES) - 1), shade] for k, shade in enumerate(SHADES)]
+
+def _scale(shades: Sequence[str]) -> list[list[Any]]:
+    return [[k / (len(shades) - 1), shade] for k, shade in enumerate(shades)]
+
+
+SCALE = _scale(SHADES)
 MOST_CELLS = 300_000  # of all heat maps of one figure
 
 
@@ -46,6 +51,7 @@ def _base(height: int = 400, **layout: Any) -> go.Figure:
         "zerolinecolor": GRID,
         "zeroline": False,
         "automargin": True,
+        "ticks": "",
         "title": {"standoff": 12, "font": {"color": SOFT, "size": 13}},
         "tickfont": {"color": SOFT},
     }
@@ -191,20 +197,21 @@ def against_figure(found: list[Against]) -> Figure | None:
             text=f"<b>{one.harmed} of {len(one.points)}</b> do worse than alone",
             xref="paper",
             yref="paper",
-            x=0.98,
-            y=0.03,
-            xanchor="right",
+            x=0,
+            y=1.01,
+            xanchor="left",
             yanchor="bottom",
             showarrow=False,
             font={"color": WARN, "size": 14},
         )
+        figure.update_layout(margin_t=36)
         views[str(k)] = figure
     words = "; ".join(f"{one.label} {one.harmed} of {len(one.points)}" for one in found)
     return Figure(
         "harmed",
         "Who gains, and who would be better off alone",
         "Each mark is a client. Above the dashed line its own model beats what it would have got by training alone; "
-        "below it, marked by a cross, joining did harm. Darker marks have more rows (on a dark page, lighter ones).",
+        "below it, marked by a cross, joining did harm. The scale beside it tells how many rows a client trains on.",
         f"Clients by accuracy alone and under a method. Harmed clients: {words}.",
         [Choice("method", "list", [(str(k), one.label) for k, one in enumerate(found)])],
         views,
@@ -322,8 +329,8 @@ def split_figure(tables: dict[str, SplitTable]) -> Figure | None:
     return Figure(
         "split",
         "Who has which classes",
-        "A row is a client, a column a class. Dark cells (on a dark page, light ones) hold most of a client's rows. "
-        "The more a row is one dark cell, the less one model can serve everybody." + few,
+        "A row is a client, a column a class; the stronger a cell, the more of the client's rows are of that class. "
+        "The more a row is one strong cell, the less one model can serve everybody." + few,
         f"{first.n_clients} clients have between {min(own)} and {max(own)} of {first.counts.shape[1]} classes.",
         [Choice("split", "list", [(label, label) for label in tables])] if len(tables) > 1 else [],
         views if len(tables) > 1 else {"": next(iter(views.values()))},
@@ -338,7 +345,7 @@ def _bar(title: str) -> dict[str, Any]:
         "y": 1.02,
         "yanchor": "bottom",
         "thickness": 10,
-        "len": 0.6,
+        "len": 0.8,
         "x": 0,
         "xanchor": "left",
         "tickfont": {"color": SOFT, "size": 11},
@@ -406,25 +413,30 @@ def alpha_figures(key: str, found: Alpha) -> list[Figure]:
     kept = np.unique(np.linspace(0, len(found.rounds) - 1, min(room, len(found.rounds))).astype(int))
     views = {}
     for layer in layers:
-        top = float(found.layers[layer].max())
+        from_mean = 100 * (n * found.layers[layer] - 1)
+        most = max(1e-3, float(np.abs(from_mean).max()))
         for k in kept:
             figure = _base(500, xaxis_title_text="whose layer it is", yaxis_title_text="who receives")
             figure.add_heatmap(
-                z=_cells(found.layers[layer][k]),
-                colorscale=SCALE,
-                zmin=0,
-                zmax=top,
-                colorbar=_bar("weight"),
-                hovertemplate="client %{y} takes %{z:.4f} from client %{x}<extra></extra>",
+                z=_cells(from_mean[k]),
+                customdata=_cells(found.layers[layer][k]),
+                colorscale=_scale(SIDES),
+                zmin=-most,
+                zmax=most,
+                xgap=1 if n <= 40 else 0,
+                ygap=1 if n <= 40 else 0,
+                colorbar={**_bar("more or less than the plain mean, %"), "nticks": 5},
+                hovertemplate="client %{y} takes %{customdata:.4f} from client %{x}<br>"
+                "%{z:+.3g} % of the plain mean<extra></extra>",
             )
-            figure.update_yaxes(autorange="reversed", showgrid=False, constrain="domain")
+            figure.update_yaxes(autorange="reversed", showgrid=False, constrain="domain", scaleanchor="x")
             figure.update_xaxes(showgrid=False, constrain="domain")
             views[f"{layer}|{found.rounds[k]}"] = figure
     maps = Figure(
         f"alpha-{key}",
         "Who listens to whom, layer by layer",
-        "Each row says of which clients a client's mixture is made. All cells alike: the plain mean. A bright diagonal: "
-        "clients go their own way. Move the slider to see it form over the rounds.",
+        "Each row says of which clients a client's mixture is made. Where all cells are pale it is the plain mean; blue "
+        "cells give more, orange ones less. A blue diagonal: clients go their own way. The slider moves over the rounds.",
         f"Heat maps of the weights between {n} clients for the layers {', '.join(layers)}.",
         [
             Choice("layer", "buttons" if len(layers) <= 4 else "list", [(layer, layer) for layer in layers]),
@@ -461,7 +473,7 @@ def alpha_figures(key: str, found: Alpha) -> list[Figure]:
 
 def blend_figures(key: str, found: Blends) -> list[Figure]:
     middle = (found.edges[:-1] + found.edges[1:]) / 2
-    bars = _base(360, xaxis_title_text="blend: 0 keeps the own weight, 1 takes the received one", bargap=0.06)
+    bars = _base(360, xaxis_title_text="blend, from 0 (own) to 1 (received)", bargap=0.06)
     bars.update_layout(yaxis_title_text="share of weights, %", showlegend=len(found.layers) > 1, barmode="group")
     for look, (layer, share) in enumerate(found.layers.items()):
         bars.add_bar(
@@ -512,7 +524,7 @@ def path_figure(key: str, found: Paths, labels: list[str], looks: list[int]) -> 
         y=_short(found.y),
         z=_cells(np.log10(found.loss)),
         customdata=found.loss.tolist(),
-        colorscale=SCALE,
+        colorscale=_scale(GROUND),
         contours={"showlines": False},
         ncontours=24,
         colorbar={**_bar("loss of the client"), **_log_ticks(found.loss)},
@@ -538,14 +550,21 @@ def path_figure(key: str, found: Paths, labels: list[str], looks: list[int]) -> 
             hovertemplate=f"<b>{label}</b><br>%{{text}}<extra></extra>",
         )
     figure.add_annotation(
-        text="common start", x=float(found.ways[0][0, 0]), y=float(found.ways[0][0, 1]), showarrow=True, arrowcolor=INK
+        text="common start",
+        x=float(found.ways[0][0, 0]),
+        y=float(found.ways[0][0, 1]),
+        xanchor="left",
+        arrowcolor=INK,
+        bgcolor=PAPER,
+        ax=14,
+        ay=34,
     )
     return Figure(
         f"path-{key}",
         f"The way of client {found.client}'s model",
         "Filled marks are where local training starts, open ones where it ends. Without ALA every aggregation throws the "
         "client back; with it the client starts near where it wants to be. The ground is the client's own training loss "
-        f"(pale is low, on a dark page dark is low). The plane holds {100 * found.explained:.0f} % of all movement.",
+        f"(its scale is above it). The plane holds {100 * found.explained:.0f} % of all movement.",
         f"Paths of {' and '.join(labels)} for client {found.client} on its loss surface.",
         [],
         {"": figure},
@@ -554,7 +573,7 @@ def path_figure(key: str, found: Paths, labels: list[str], looks: list[int]) -> 
 
 def _log_ticks(loss: np.ndarray) -> dict[str, Any]:
     low, high = float(np.log10(loss.min())), float(np.log10(loss.max()))
-    at = np.linspace(low, high, 5)
+    at = np.linspace(low, high, 4)
     return {"tickvals": _short(at), "ticktext": [f"{10**x:.2g}" for x in at]}
 
 

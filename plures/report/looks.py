@@ -26,6 +26,12 @@ _DARK_INK, _DARK_SOFT, _DARK_GRID, _DARK_PAPER, _DARK_WARN = "#e7eaef", "#a7b0be
 SHADES = ("#f1f4f8", "#c3d9ee", "#6fa8d6", "#2470b0", "#08306b")  # from nothing to all, for heat maps
 _DARK_SHADES = ("#222832", "#23466b", "#2f76b0", "#6cb4ea", "#d5edff")
 
+GROUND = ("#fbfcfd", "#e4e9ef", "#c9d2dc", "#aab7c5")  # of a loss surface on which lines are drawn
+_DARK_GROUND = ("#1c2129", "#2a313c", "#3a4350", "#4d5868")
+
+SIDES = ("#b35806", "#f4f5f7", "#2166ac")  # less, as much, and more than a mean
+_DARK_SIDES = ("#ff9d5c", "#232932", "#6cb8f0")
+
 BAND = 0.16  # opacity of a band over seeds
 
 
@@ -49,8 +55,8 @@ def see_through(colour: str, opacity: float) -> str:
 
 def for_dark() -> dict[str, str]:
     """Every colour that figures use -> the one for a dark page."""
-    light = (*COLOURS, *SHADES, INK, SOFT, GRID, PAPER, WARN)
-    dark = (*_DARK_COLOURS, *_DARK_SHADES, _DARK_INK, _DARK_SOFT, _DARK_GRID, _DARK_PAPER, _DARK_WARN)
+    light = (*COLOURS, *SHADES, *GROUND, *SIDES, INK, SOFT, GRID, PAPER, WARN)
+    dark = (*_DARK_COLOURS, *_DARK_SHADES, *_DARK_GROUND, *_DARK_SIDES, _DARK_INK, _DARK_SOFT, _DARK_GRID, _DARK_PAPER, _DARK_WARN)
     found = dict(zip(light, dark, strict=True))
     faded = {see_through(a, o): see_through(b, o) for a, b in found.items() for o in (BAND, 0.08)}
     return found | faded

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from .. import rows
 from ..config import CARRIED_OUT, read_toml
 from ..errors import DataError, UsageError
+from ..methods import METHODS
 
 Rows = list[dict[str, str]]
 
@@ -75,10 +76,18 @@ def run_folders(given: list[Path]) -> list[Path]:
     """The folders themselves, and of a folder that holds run folders, as a comparison leaves, all of these."""
     out: list[Path] = []
     for folder in given:
-        inside = sorted({path.parent for depth in ("*", "*/*") for path in folder.glob(f"{depth}/summary.json")})
+        inside = [path.parent for depth in ("*", "*/*") for path in folder.glob(f"{depth}/config.toml")]
+        inside.sort(key=_place)
         found = [folder] if (folder / "config.toml").exists() or not inside else inside
         out += [path for path in found if path.resolve() not in {known.resolve() for known in out}]
     return out
+
+
+def _place(folder: Path) -> tuple[int, str]:
+    """By the order in which methods are listed; Local and FedAvg come first."""
+    name = str(read_toml(folder / "config.toml").get("method"))
+    base = name.partition("+")[0].partition(":")[0]
+    return (list(METHODS).index(base) if base in METHODS else len(METHODS), str(folder))
 
 
 # Names

@@ -292,17 +292,17 @@ def landscape(run: Run) -> tuple[list[Profile], list[Surface]]:
         generic = scene.method.generic(scene.task, run.server)
     if generic is not None:
         everybody = np.sort(np.concatenate(scene.population.train))
-        wanted.append(("global model, all training rows", [(generic, everybody)]))
+        wanted.append(("global, all rows", [(generic, everybody)]))
     shown = sorted({*_spread_evenly(run.eligible, 8), pictures.shown_client(run)})
     own = [(run.personal_model(i), scene.population.train[i]) for i in shown]
     if all(set(model) == set(scene.task.initial) for model, _ in own):
-        wanted.append((f"personal models, own rows, mean of {len(own)} clients", own))
+        wanted.append((f"personal, own rows of {len(own)} clients", own))
     middle = shown.index(pictures.shown_client(run))
     profiles = [Profile(words, *_profile(run, models)) for words, models in wanted]
     surfaces = []
     for words, models in wanted:
         one = models[middle if len(models) > 1 else 0]
-        words = words if len(models) == 1 else f"personal model of client {shown[middle]}, its rows"
+        words = words if len(models) == 1 else f"personal, client {shown[middle]}"
         surfaces.append(Surface(words, *_surface(run, *one)))
     return profiles, surfaces
 
