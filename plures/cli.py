@@ -406,10 +406,10 @@ def report_(
 ) -> None:
     """One self-contained page about one or more runs, or about a folder of runs."""
     console = _console(to_stderr=False)
-    console.print(f"report: {report.write(folders, out)}", markup=False, highlight=False, soft_wrap=True)
+    page = report.write(folders, out, figures)
+    console.print(f"report: {page}", markup=False, highlight=False, soft_wrap=True)
     if figures is not None:
-        files = report.write_figures(folders, figures)
-        console.print(f"figures: {len(files)} files in {figures}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"figures: {figures}", markup=False, highlight=False, soft_wrap=True)
 
 
 def main() -> None:

@@ -7,15 +7,14 @@
 from pathlib import Path
 
 
-def write(folders: list[Path], to: Path) -> Path:
-    """Write the page about some runs."""
+def write(folders: list[Path], to: Path, figures: Path | None = None) -> Path:
+    """Write the page about some runs; and their figures as SVG, PDF and PNG, if a folder for them is given."""
+    from .gather import gather
     from .page import write_page
 
-    return write_page(folders, to)
+    material = gather(folders)
+    if figures is not None:
+        from .printed import write_files
 
-
-def write_figures(folders: list[Path], to: Path) -> list[Path]:
-    """Write the figures about some runs as SVG, PDF and PNG files of a folder."""
-    from .printed import write_files
-
-    return write_files(folders, to)
+        write_files(material, figures)
+    return write_page(material, to)

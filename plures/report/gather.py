@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..choose import chain, choose
-from ..errors import PluresError, UsageError
+from ..errors import PluresError, RunFailed, UsageError
 from ..fit import Solver
 from ..method import Method
 from ..methods.fedrod import FedRoD
@@ -128,18 +128,25 @@ def _inside(group: Group, live: Live, kinds: set[type], found: list[Group]) -> I
 
 def _with_paths(inside: Inside, live: Live, found: list[Group]) -> Inside:
     """The way of one client under ALA, and under FedAvg where it is among the runs."""
-    own = states.way(live)
+    own = _way(live)
     if own is None:
         return inside
     ways, of = [own], [inside.group]
     other = _twin(inside.group, found)
     if other is not None:
         with opened(other.runs[0]) as plain:
-            without = states.way(plain)
+            without = _way(plain)
         if without is not None:
             ways.append(without)
             of.append(other)
     return inside._replace(paths=states.paths(live, ways), path_of=tuple(of))
+
+
+def _way(live: Live) -> states.Way | None:
+    try:
+        return states.way(live)
+    except RunFailed:  # its pictures are from another version
+        return None
 
 
 def _twin(group: Group, found: list[Group]) -> Group | None:

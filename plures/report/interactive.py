@@ -21,6 +21,9 @@ SCALE = _scale(SHADES)
 MOST_CELLS = 300_000  # of all heat maps of one figure
 
 
+View = dict[str, Any]  # data and layout, as plotly.js takes them
+
+
 class Choice(NamedTuple):
     """What a reader can choose of a figure."""
 
@@ -35,11 +38,11 @@ class Figure(NamedTuple):
     words: str  # what is seen, for a newcomer
     alt: str  # for who cannot see it
     choices: list[Choice]
-    views: dict[str, go.Figure]  # by the chosen values, joined by |
+    views: dict[str, View]  # by the chosen values, joined by |
 
     @property
     def height(self) -> int:
-        return int(next(iter(self.views.values())).layout.height)
+        return int(next(iter(self.views.values()))["layout"]["height"])
 
 
 def _base(height: int = 400, **layout: Any) -> go.Figure:
@@ -129,15 +132,15 @@ def rounds_figure(groups: list[Group]) -> Figure | None:
             for one in numbers.curves(groups, axis, measure):
                 _line(figure, one.label, one.look, _short(one.x), one.mean, one.std)
             figure.update_xaxes(rangemode="tozero", tickformat="~s")
-            views[f"{measure}|{axis}"] = figure
+            views[f"{measure}|{axis}"] = figure.to_plotly_json()
     last = {one.label: one.mean[-1] for one in numbers.curves(groups, "rounds", measures[0])}
     best = max(last, key=lambda label: last[label])
     several = any(len(group.runs) > 1 for group in groups)
     return Figure(
         "rounds",
         "Accuracy over time",
-        "Each line is a method. Higher is better, and further left is cheaper. Change what “cheap” means: rounds, bytes "
-        "that travelled, or seconds that clients trained."
+        "Each line is a method. Higher is better, and further left is cheaper. Change what “cheap” means: rounds, "
+        "bytes that travelled, or seconds that clients trained."
         + (" A band is one standard deviation over seeds." if several else ""),
         f"Lines of accuracy for {len(last)} runs; at the end the highest is {best} with {100 * last[best]:.2f} %.",
         [
@@ -205,7 +208,7 @@ def against_figure(found: list[Against]) -> Figure | None:
             font={"color": WARN, "size": 14},
         )
         figure.update_layout(margin_t=36)
-        views[str(k)] = figure
+        views[str(k)] = figure.to_plotly_json()
     words = "; ".join(f"{one.label} {one.harmed} of {len(one.points)}" for one in found)
     return Figure(
         "harmed",
@@ -279,13 +282,14 @@ def spread_figure(found: list[Spread]) -> Figure | None:
         "diamonds are the worst 5 % of clients, the number that the table gives.",
         f"Accuracies of all clients under each method, in percent: {words}.",
         [Choice("as", "buttons", [("points", "points"), ("ordered", "ordered lines")])],
-        {"points": points, "ordered": ordered},
+        {"points": points.to_plotly_json(), "ordered": ordered.to_plotly_json()},
     )
 
 
 def _beside(values: list[float]) -> list[float]:
     """Heights that keep equal values apart; the same for the same values."""
-    out, seen = [], {}
+    out: list[float] = []
+    seen: dict[float, int] = {}
     for value in values:
         place = round(value, 2)
         k = seen[place] = seen.get(place, -1) + 1
@@ -321,11 +325,15 @@ def split_figure(tables: dict[str, SplitTable]) -> Figure | None:
         ticks = list(range(0, len(share), every))
         words = [f"{table.names[k][:18]} ({int(table.counts[k].sum())})" for k in ticks]
         figure.update_yaxes(tickvals=ticks, ticktext=words, autorange="reversed", showgrid=False)
-        figure.update_xaxes(showgrid=False, dtick=1 if share.shape[1] <= 20 else None)
-        views[label] = figure
+        figure.update_xaxes(showgrid=False, dtick=1 if share.shape[1] <= 20 else None, title_standoff=22)
+        views[label] = figure.to_plotly_json()
     first = next(iter(tables.values()))
     own = [int((row > 0).sum()) for row in first.counts]
-    few = "" if len(first.counts) == first.n_clients else f" The first {len(first.counts)} of {first.n_clients} clients are shown."
+    few = (
+        ""
+        if len(first.counts) == first.n_clients
+        else f" The first {len(first.counts)} of {first.n_clients} clients are shown."
+    )
     return Figure(
         "split",
         "Who has which classes",
@@ -378,14 +386,14 @@ def new_clients_figure(found: list[Level]) -> Figure | None:
         "while it trains on its own rows. Thin dotted lines: the one model for all.",
         f"Accuracy of new clients before and after their epochs: {words}.",
         [],
-        {"": figure},
+        {"": figure.to_plotly_json()},
     )
 
 
 def zeta_figure(found: list[Level]) -> Figure | None:
     if not found:
         return None
-    figure = _base(420, xaxis_title_text="zeta: share of clients' labels that are renamed", showlegend=True)
+    figure = _base(420, xaxis_title_text="zeta: share of clients that name classes alike", showlegend=True)
     figure.update_layout(yaxis_title_text="accuracy of personal models, %")
     for one in found:
         _line(figure, one.label, one.look, one.x, one.mean, one.std)
@@ -394,12 +402,13 @@ def zeta_figure(found: list[Level]) -> Figure | None:
     words = "; ".join(f"{one.label} from {100 * one.mean[0]:.1f} to {100 * one.mean[-1]:.1f} %" for one in found)
     return Figure(
         "zeta",
-        "AFML: the more clients disagree about labels",
-        "zeta says how much clients disagree about what classes are called. A model for all must fail as it grows; a "
-        "model that adapts to each client need not.",
+        "When clients name the same thing differently",
+        "zeta is the share of clients that call classes by the same names; the others have names of their own. "
+        "One model for all must fail at the left, where most clients disagree; models that adapt to each client "
+        "need not.",
         f"Accuracy over zeta: {words}.",
         [],
-        {"": figure},
+        {"": figure.to_plotly_json()},
     )
 
 
@@ -415,28 +424,29 @@ def alpha_figures(key: str, found: Alpha) -> list[Figure]:
     for layer in layers:
         from_mean = 100 * (n * found.layers[layer] - 1)
         most = max(1e-3, float(np.abs(from_mean).max()))
+        figure = _base(500, xaxis_title_text="whose layer it is", yaxis_title_text="who receives")
+        figure.add_heatmap(
+            colorscale=_scale(SIDES),
+            zmin=-most,
+            zmax=most,
+            xgap=1 if n <= 40 else 0,
+            ygap=1 if n <= 40 else 0,
+            colorbar={**_bar("more or less than the plain mean, %"), "nticks": 5},
+            hovertemplate="client %{y} takes %{customdata:.4f} from client %{x}<br>"
+            "%{z:+.3g} % of the plain mean<extra></extra>",
+        )
+        figure.update_yaxes(autorange="reversed", showgrid=False, constrain="domain", scaleanchor="x")
+        figure.update_xaxes(showgrid=False, constrain="domain")
+        same = figure.to_plotly_json()
         for k in kept:
-            figure = _base(500, xaxis_title_text="whose layer it is", yaxis_title_text="who receives")
-            figure.add_heatmap(
-                z=_cells(from_mean[k]),
-                customdata=_cells(found.layers[layer][k]),
-                colorscale=_scale(SIDES),
-                zmin=-most,
-                zmax=most,
-                xgap=1 if n <= 40 else 0,
-                ygap=1 if n <= 40 else 0,
-                colorbar={**_bar("more or less than the plain mean, %"), "nticks": 5},
-                hovertemplate="client %{y} takes %{customdata:.4f} from client %{x}<br>"
-                "%{z:+.3g} % of the plain mean<extra></extra>",
-            )
-            figure.update_yaxes(autorange="reversed", showgrid=False, constrain="domain", scaleanchor="x")
-            figure.update_xaxes(showgrid=False, constrain="domain")
-            views[f"{layer}|{found.rounds[k]}"] = figure
+            cells = {"z": _cells(from_mean[k]), "customdata": _cells(found.layers[layer][k])}
+            views[f"{layer}|{found.rounds[k]}"] = {**same, "data": [same["data"][0] | cells]}
     maps = Figure(
         f"alpha-{key}",
         "Who listens to whom, layer by layer",
-        "Each row says of which clients a client's mixture is made. Where all cells are pale it is the plain mean; blue "
-        "cells give more, orange ones less. A blue diagonal: clients go their own way. The slider moves over the rounds.",
+        "Each row says of which clients a client's mixture is made. Where all cells are pale it is the plain mean; "
+        "blue cells give more, orange ones less. A blue diagonal: clients go their own way. The slider moves over the "
+        "rounds.",
         f"Heat maps of the weights between {n} clients for the layers {', '.join(layers)}.",
         [
             Choice("layer", "buttons" if len(layers) <= 4 else "list", [(layer, layer) for layer in layers]),
@@ -458,15 +468,24 @@ def alpha_figures(key: str, found: Alpha) -> list[Figure]:
     mean = 1 / n
     lines.add_hline(y=mean, line={"color": SOFT, "dash": "dash", "width": 1})
     lines.add_annotation(
-        text="plain mean", x=1, xref="paper", xanchor="right", y=mean, yanchor="top", showarrow=False, font={"color": SOFT}
+        text="plain mean",
+        x=1,
+        xref="paper",
+        xanchor="right",
+        y=mean,
+        yanchor="top",
+        showarrow=False,
+        font={"color": SOFT},
     )
     own = Figure(
         f"alpha-own-{key}",
         "How much a client listens to itself",
         "The diagonal of the maps above, mean over clients. A layer whose line rises becomes more personal.",
-        "Weight of a client on its own layer: " + ", ".join(f"{x} {found.own(x)[-1]:.4f} at the end" for x in layers) + ".",
+        "Weight of a client on its own layer: "
+        + ", ".join(f"{x} {found.own(x)[-1]:.4f} at the end" for x in layers)
+        + ".",
         [],
-        {"": lines},
+        {"": lines.to_plotly_json()},
     )
     return [maps, own]
 
@@ -499,11 +518,11 @@ def blend_figures(key: str, found: Blends) -> list[Figure]:
         Figure(
             f"blend-{key}",
             "How much clients take of what they receive",
-            "The learned blend of the upper layers, over all weights of all clients. Most weights are taken as received or "
-            "kept as they are; those in between are truly mixed.",
+            "The learned blend of the upper layers, over all weights of all clients. Most weights are taken as "
+            "received or kept as they are; those in between are truly mixed.",
             f"{100 * taken / n:.0f} % of weights are taken as received, {100 * left / n:.0f} % are kept.",
             [],
-            {"": bars},
+            {"": bars.to_plotly_json()},
         ),
         Figure(
             f"blend-clients-{key}",
@@ -511,7 +530,7 @@ def blend_figures(key: str, found: Blends) -> list[Figure]:
             "The mean blend of each client, beside its number of rows.",
             f"Mean blends of {len(found.means)} clients, from {min(found.means):.2f} to {max(found.means):.2f}.",
             [],
-            {"": means},
+            {"": means.to_plotly_json()},
         ),
     ]
 
@@ -562,12 +581,12 @@ def path_figure(key: str, found: Paths, labels: list[str], looks: list[int]) -> 
     return Figure(
         f"path-{key}",
         f"The way of client {found.client}'s model",
-        "Filled marks are where local training starts, open ones where it ends. Without ALA every aggregation throws the "
-        "client back; with it the client starts near where it wants to be. The ground is the client's own training loss "
-        f"(its scale is above it). The plane holds {100 * found.explained:.0f} % of all movement.",
+        "Filled marks are where local training starts, open ones where it ends. Without ALA every aggregation throws "
+        "the client back; with it the client starts near where it wants to be. The ground is the client's own training "
+        f"loss (its scale is above it). The plane holds {100 * found.explained:.0f} % of all movement.",
         f"Paths of {' and '.join(labels)} for client {found.client} on its loss surface.",
         [],
-        {"": figure},
+        {"": figure.to_plotly_json()},
     )
 
 
@@ -614,15 +633,17 @@ def heads_figure(key: str, found: Heads) -> Figure:
     return Figure(
         f"heads-{key}",
         "Two heads on one body",
-        "For each client: the server's model with the generic head, the client's model with the generic head alone, and "
-        "with its personal head added. The longer the grey line, the more the client gains.",
+        "For each client: the server's model with the generic head, the client's model with the generic head alone, "
+        "and with its personal head added. The longer the grey line, the more the client gains.",
         f"The personal head beats the server's model for {better} of {len(order)} clients.",
         [],
-        {"": figure},
+        {"": figure.to_plotly_json()},
     )
 
 
-def landscape_figures(key: str, profiles: list[tuple[str, Profile]], surfaces: list[tuple[str, Surface]]) -> list[Figure]:
+def landscape_figures(
+    key: str, profiles: list[tuple[str, Profile]], surfaces: list[tuple[str, Surface]]
+) -> list[Figure]:
     lines = _base(400, xaxis_title_text="distance along a random direction", yaxis_title_text="loss", showlegend=True)
     for look, (label, one) in enumerate(profiles):
         words = f"{label}: {one.words}"
@@ -649,12 +670,12 @@ def landscape_figures(key: str, profiles: list[tuple[str, Profile]], surfaces: l
         )
     lines.update_layout(legend={"orientation": "v", "y": -0.2, "yanchor": "top", "x": 0})
     maps = {}
-    for k, (_, one) in enumerate(surfaces):
+    for k, (_, surface) in enumerate(surfaces):
         figure = _base(480, xaxis_title_text="first random direction", yaxis_title_text="second random direction")
         figure.add_contour(
-            x=_short(one.distance),
-            y=_short(one.distance),
-            z=_cells(one.loss),
+            x=_short(surface.distance),
+            y=_short(surface.distance),
+            z=_cells(surface.loss),
             colorscale=SCALE,
             ncontours=18,
             contours={"showlines": True},
@@ -670,21 +691,24 @@ def landscape_figures(key: str, profiles: list[tuple[str, Profile]], surfaces: l
             hovertemplate="the model itself<extra></extra>",
         )
         figure.update_yaxes(constrain="domain")
-        maps[str(k)] = figure
-    ends = "; ".join(f"{label}: {one.words} {one.mean[len(one.mean) // 2]:.2f} to {one.mean[-1]:.2f}" for label, one in profiles)
+        maps[str(k)] = figure.to_plotly_json()
+    ends = "; ".join(
+        f"{label}: {one.words} {one.mean[len(one.mean) // 2]:.2f} to {one.mean[-1]:.2f}" for label, one in profiles
+    )
     out = [
         Figure(
             f"profile-{key}",
             "How steep the valley is",
-            "The loss while all weights move along a random direction, each filter by its own length. A flat line means a "
-            "model that bears change, as the paper wants it for the shared model. Bands: over directions and clients.",
+            "The loss while all weights move along a random direction, each filter by its own length. A flat line "
+            "means a model that bears change, as the paper wants it for the shared model. Bands: over directions and "
+            "clients.",
             f"Loss at the model and one length away. {ends}.",
             [],
-            {"": lines},
+            {"": lines.to_plotly_json()},
         )
     ]
     if maps:
-        options = [(str(k), f"{label}: {one.words}") for k, (label, one) in enumerate(surfaces)]
+        options = [(str(k), f"{label}: {surface.words}") for k, (label, surface) in enumerate(surfaces)]
         out.append(
             Figure(
                 f"surface-{key}",
@@ -716,9 +740,9 @@ def kept_figure(key: str, found: Kept) -> Figure:
     return Figure(
         f"kept-{key}",
         "Which layers stay at home",
-        f"Of {found.n_clients} clients, how many would keep each layer personal in the next round: those that differ most "
-        "from the shared model. Layers are listed from the input to the head.",
+        f"Of {found.n_clients} clients, how many would keep each layer personal in the next round: those that differ "
+        "most from the shared model. Layers are listed from the input to the head.",
         f"Clients that keep each layer: {words}.",
         [],
-        {"": figure},
+        {"": figure.to_plotly_json()},
     )

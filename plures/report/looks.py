@@ -56,7 +56,17 @@ def see_through(colour: str, opacity: float) -> str:
 def for_dark() -> dict[str, str]:
     """Every colour that figures use -> the one for a dark page."""
     light = (*COLOURS, *SHADES, *GROUND, *SIDES, INK, SOFT, GRID, PAPER, WARN)
-    dark = (*_DARK_COLOURS, *_DARK_SHADES, *_DARK_GROUND, *_DARK_SIDES, _DARK_INK, _DARK_SOFT, _DARK_GRID, _DARK_PAPER, _DARK_WARN)
+    dark = (
+        *_DARK_COLOURS,
+        *_DARK_SHADES,
+        *_DARK_GROUND,
+        *_DARK_SIDES,
+        _DARK_INK,
+        _DARK_SOFT,
+        _DARK_GRID,
+        _DARK_PAPER,
+        _DARK_WARN,
+    )
     found = dict(zip(light, dark, strict=True))
     faded = {see_through(a, o): see_through(b, o) for a, b in found.items() for o in (BAND, 0.08)}
     return found | faded

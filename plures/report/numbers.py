@@ -137,7 +137,7 @@ def spreads(groups: list[Group]) -> list[Spread]:
             means.append(float(values.mean()))
             tails.append(rows.tail(values)[0])
         if found:
-            found.sort()
+            found.sort(key=lambda one: (one[0], not one[1]))
             values_, worst, names = zip(*found, strict=True)
             mean, tail = float(np.mean(means)), float(np.mean(tails))
             out.append(Spread(group.label, group.look, list(names), list(values_), list(worst), mean, tail))

@@ -11,7 +11,7 @@ from .. import __version__
 from ..checkpoint import write_text
 from ..memory import in_bytes
 from . import looks, numbers
-from .gather import Inside, Material, gather
+from .gather import Inside, Material
 from .numbers import Stat, over_seeds
 from .runs import Group, common
 
@@ -41,8 +41,7 @@ class Section(NamedTuple):
     figures: list[Any]
 
 
-def write_page(folders: list[Path], to: Path) -> Path:
-    material = gather(folders)
+def write_page(material: Material, to: Path) -> Path:
     try:
         import plotly.offline
 
@@ -66,10 +65,10 @@ def write_page(folders: list[Path], to: Path) -> Path:
         css=_file("report.css"),
         glue=_file("report.js") if drawn else "",
         plotly=script,
-        views=_json({figure.id: {key: view.to_plotly_json() for key, view in figure.views.items()} for figure in figures}),
+        views=_json({figure.id: figure.views for figure in figures}),
         dark=_json(looks.for_dark()),
         version=__version__,
-        folders=[run.folder.name for run in material.runs],
+        folders=["/".join(run.folder.resolve().parts[-2:]) for run in material.runs],
     )
     write_text(to, page)
     return to
@@ -132,7 +131,11 @@ def what_was_run(groups: list[Group]) -> list[str]:
     if how:
         text = ", ".join(how)
         out.append(text[0].upper() + text[1:] + ".")
-    words = f"Seed {seeds[0]}." if len(seeds) == 1 else f"Seeds {', '.join(map(str, seeds))}; ± is one standard deviation over them."
+    words = (
+        f"Seed {seeds[0]}."
+        if len(seeds) == 1
+        else f"Seeds {', '.join(map(str, seeds))}; ± is one standard deviation over them."
+    )
     out.append(words)
     attack = next((run.summary["attack"] for run in runs if run.summary.get("attack")), None)
     if attack:
@@ -145,14 +148,15 @@ def what_was_run(groups: list[Group]) -> list[str]:
 
 
 def in_short(groups: list[Group]) -> list[tuple[str, str, str]]:
-    """(number, what it is, whose): the best of the most asked columns; nothing for a single run."""
-    if len(groups) < 2:
+    """(number, what it is, whose): the best of the most asked columns, where methods met the same data."""
+    runs = [run for group in groups for run in group.runs]
+    if len(groups) < 2 or not {"data", "partition", "clients"} <= set(common(runs)):
         return []
     out = []
-    for words, of, low in (
-        ("best mean of personal models", lambda s: s["personal"]["mean"], False),
-        ("best for the worst 5 % of clients", lambda s: s["personal"]["worst5"], False),
-        ("best model for all", lambda s: s["generic"]["accuracy"], False),
+    for words, of in (
+        ("best mean of personal models", lambda s: s["personal"]["mean"]),
+        ("best for the worst 5 % of clients", lambda s: s["personal"]["worst5"]),
+        ("best model for all", lambda s: s["generic"]["accuracy"]),
     ):
         found = {group.label: value for group in groups if (value := over_seeds(group, of)) is not None}
         if found:
@@ -173,9 +177,7 @@ def _with_equals(found: dict[str, Stat], best: str) -> str:
 # Tables
 
 
-def _column(
-    head: str, words: str, stats: list[Stat | None], form: Any, wanted: Any = None, spread_form: Any = None
-) -> Column | None:
+def _column(head: str, words: str, stats: list[Stat | None], form: Any, wanted: Any = None) -> Column | None:
     """None when no run has such a number. `wanted` is max or min where one end is best."""
     known = [one.mean for one in stats if one is not None]
     if not known:
@@ -186,13 +188,18 @@ def _column(
         if one is None:
             cells.append(Cell("–"))
             continue
-        spread = f"± {(spread_form or form)(one.std)}" if one.n > 1 else ""
+        spread = f"± {form(one.std)}" if one.n > 1 and one.std else ""
         cells.append(Cell(form(one.mean), one.mean, spread, one.mean == best))
     return Column(head, words, cells)
 
 
 def _percent(value: float) -> str:
     return f"{100 * value:.2f}"
+
+
+def _few(value: float) -> str:
+    """A small count, or a mean of such."""
+    return f"{value:.0f}" if value == int(value) else f"{value:.1f}"
 
 
 def results(groups: list[Group]) -> list[Column]:
@@ -218,8 +225,7 @@ def results(groups: list[Group]) -> list[Column]:
                 over(lambda s: s["personal"]["pooled"]), _percent, max),
         _column("generic", "accuracy of the one model for all over all test rows, %",
                 over(lambda s: s["generic"]["accuracy"]), _percent, max),
-        _column("harmed", "clients that do worse than with training alone", harmed, lambda v: f"{v:g}", min,
-                lambda v: f"{v:.1f}"),
+        _column("harmed", "clients that do worse than with training alone", harmed, _few, min),
         _column("reweighted", "personal, with test rows weighted as the client's training rows are, %",
                 over(lambda s: s["personal"]["reweighted"]), _percent, max),
     ]  # fmt: skip
@@ -243,7 +249,7 @@ def ledger(groups: list[Group]) -> list[Column]:
         _column("in all", "seconds", over(lambda s: s["seconds"]["total"]), _seconds),
         _column("memory", "most that the process held", over(lambda s: s["peak_rss_mb"]), lambda v: f"{v:,.0f} MB"),
         _column("refused", "updates with numbers that are not finite",
-                over(lambda s: s["refused_updates"]), lambda v: f"{v:g}"),
+                over(lambda s: s["refused_updates"]), _few),
     ]  # fmt: skip
     return [column for column in columns if column is not None]
 
@@ -289,7 +295,10 @@ def _sections(material: Material, drawn: Any) -> list[Section | None]:
         Section(
             "cost",
             "What it cost",
-            ["Bytes are those of tensors on the wire, over all rounds. FLOPs are measured on one client and counted for all."],
+            [
+                "Bytes are those of tensors on the wire, over all rounds. FLOPs are measured on one client and counted "
+                "for all."
+            ],
             ledger(groups),
             [],
         ),

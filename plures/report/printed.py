@@ -1,4 +1,4 @@
-"""The figures of the page for papers, drawn with matplotlib: one function a figure, the same bytes for the same runs."""
+"""The page's figures for papers, drawn with matplotlib: one function a figure, the same bytes for the same runs."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +9,7 @@ import numpy as np
 from ..errors import UsageError
 from ..run import folder_name
 from . import numbers
-from .gather import Inside, gather
+from .gather import Inside, Material
 from .looks import (
     BAND,
     GROUND,
@@ -32,7 +32,7 @@ KINDS = ("svg", "pdf", "png")
 Drawn = tuple[str, Any]  # a name for the file, and the figure
 
 
-def write_files(folders: list[Path], to: Path) -> list[Path]:
+def write_files(material: Material, to: Path) -> list[Path]:
     """Write every figure as SVG, PDF and PNG."""
     try:
         import matplotlib
@@ -40,13 +40,12 @@ def write_files(folders: list[Path], to: Path) -> list[Path]:
         raise UsageError(
             "figures are drawn with matplotlib, which is not installed: pip install 'plures[plots]' brings it"
         ) from None
-    material = gather(folders)
     try:
         to.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"cannot make the folder {to}: {error.strerror}") from None
     out = []
-    same = {"svg.hashsalt": "plures", "pdf.compression": 9, "svg.fonttype": "path"}
+    same: dict[Any, Any] = {"svg.hashsalt": "plures", "pdf.compression": 9, "svg.fonttype": "path"}
     with matplotlib.rc_context({**matplotlib.rcParamsDefault, **same}):
         for name, figure in _figures(material.groups, material.splits, material.insides):
             for kind in KINDS:
@@ -119,9 +118,7 @@ def _line(axes: Any, one: Curve | Level) -> None:
     x, mean, std = np.array(one.x), 100 * np.array(one.mean), 100 * np.array(one.std)
     look = {"color": colour(one.look), "linestyle": PRINTED_DASHES[dash(one.look)]}
     every = max(1, len(x) // 12)
-    axes.plot(
-        x, mean, **look, lw=1.4, marker=PRINTED_MARKERS[marker(one.look)], ms=4, markevery=every, label=one.label
-    )
+    axes.plot(x, mean, **look, lw=1.4, marker=PRINTED_MARKERS[marker(one.look)], ms=4, markevery=every, label=one.label)
     if std.any():
         axes.fill_between(x, mean - std, mean + std, color=colour(one.look), alpha=BAND, lw=0)
 
@@ -130,8 +127,8 @@ def rounds(found: list[Curve], axis: str, measure: str) -> Any:
     figure, axes = _new()
     for one in found:
         _line(axes, one)
-    axes.set(xlabel=axis, ylabel=f"accuracy of {measure}, %", xlim=(0, None))
-    axes.yaxis.label.set_size(8)
+    axes.set(xlabel=axis, ylabel="accuracy, %", xlim=(0, None))
+    axes.set_title(measure, fontsize=9)
     axes.grid(alpha=0.25)
     _legend(figure, axes)
     return figure
@@ -140,7 +137,9 @@ def rounds(found: list[Curve], axis: str, measure: str) -> Any:
 def harmed(found: list[Against]) -> Any:
     n = min(4, len(found))
     n_rows = -(-len(found) // n)
-    figure, axes = _new(2.3 * n + 0.6, 2.4 * n_rows + 0.3, nrows=n_rows, ncols=n, squeeze=False, sharex=True, sharey=True)
+    figure, axes = _new(
+        2.3 * n + 0.6, 2.4 * n_rows + 0.3, nrows=n_rows, ncols=n, squeeze=False, sharex=True, sharey=True
+    )
     low = 100 * min(min(p.own, p.local) for one in found for p in one.points) - 4
     most = max(p.n_train for one in found for p in one.points)
     dots = None
@@ -178,7 +177,16 @@ def clients(found: list[Spread]) -> Any:
         values = 100 * np.array(one.values)
         look = {"color": colour(one.look), "ls": PRINTED_DASHES[dash(one.look)]}
         every = max(1, len(share) // 12)
-        axes.plot(share, values, lw=1.3, marker=PRINTED_MARKERS[marker(one.look)], ms=4, markevery=every, label=one.label, **look)
+        axes.plot(
+            share,
+            values,
+            lw=1.3,
+            marker=PRINTED_MARKERS[marker(one.look)],
+            ms=4,
+            markevery=every,
+            label=one.label,
+            **look,
+        )
         axes.plot(share[worst], values[worst], "D", mfc="none", mec=WARN, ms=7, mew=1.2)
     axes.axvspan(0, 5, color=WARN, alpha=0.08, lw=0)
     axes.set(xlabel="clients, worst served first, %", ylabel="accuracy of own model, %", xlim=(0, 101))
@@ -256,7 +264,15 @@ def blend(found: Blends) -> Any:
     width = (found.edges[1] - found.edges[0]) / len(found.layers)
     for look, (layer, share) in enumerate(found.layers.items()):
         hatch = ("", "//", "..", "xx")[look % 4]
-        bars.bar(found.edges[:-1] + look * width, 100 * share, width, align="edge", color=colour(look), hatch=hatch, label=layer)
+        bars.bar(
+            found.edges[:-1] + look * width,
+            100 * share,
+            width,
+            align="edge",
+            color=colour(look),
+            hatch=hatch,
+            label=layer,
+        )
     bars.set(xlabel="blend, from 0 (own) to 1 (received)", ylabel="share of weights, %")
     dots.plot(found.sizes, found.means, "o", color=colour(0), ms=4)
     dots.set(xlabel="training rows of the client", ylabel="mean blend", ylim=(-0.02, 1.04))
@@ -289,7 +305,9 @@ def heads(found: Heads) -> Any:
         ("own model, personal head added", found.personal, "s", colour(1), colour(1)),
     ]
     height = np.arange(len(order))
-    axes.hlines(height, 100 * np.array(found.server)[order], 100 * np.array(found.personal)[order], color="#cccccc", lw=2)
+    axes.hlines(
+        height, 100 * np.array(found.server)[order], 100 * np.array(found.personal)[order], color="#cccccc", lw=2
+    )
     for words, values, symbol, fill, edge in series:
         axes.plot(100 * np.array(values)[order], height, symbol, mfc=fill, mec=edge, ms=4.5, label=words)
     axes.set_yticks(height, [f"{found.clients[k]} ({found.sizes[k]})" for k in order], fontsize=6)

@@ -54,7 +54,6 @@ def read(folder: Path) -> Run:
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
         tables = [rows.read_csv(folder / name) for name in ("rounds.csv", "clients.csv")]
         split = hashlib.sha256((folder / "split.json").read_bytes()).hexdigest()
-        summary["method"], summary["bytes"]["down"], summary["seconds"]["train"]  # noqa: B018
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{folder} cannot be read as a run folder: {type(error).__name__}: {error}") from None
     return Run(folder, summary, read_toml(folder / "config.toml"), tables[0], tables[1], split)

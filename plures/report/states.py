@@ -380,6 +380,7 @@ def heads(run: Run) -> Heads | None:
     scene, out = run.scene, Heads([], [], [], [], [])
     with torch.no_grad():
         whole = scene.method.generic(scene.task, run.server)
+    assert whole is not None
     for client, received, state in each_client(run, run.scored):
         own = find(state, FedRoDClient)
         base = own.model if method.pm_base == "local" else method.shared(scene.task, received)
