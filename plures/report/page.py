@@ -45,12 +45,12 @@ def write_page(material: Material, to: Path) -> Path:
     try:
         import plotly.offline
 
-        from . import interactive
+        from . import interactive, interactive_inside
     except ImportError:
-        script, drawn = "", None
+        script, drawn, inside = "", None, None
     else:
-        script, drawn = plotly.offline.get_plotlyjs(), interactive
-    sections = [section for section in _sections(material, drawn) if section is not None]
+        script, drawn, inside = plotly.offline.get_plotlyjs(), interactive, interactive_inside
+    sections = [section for section in _sections(material, drawn, inside) if section is not None]
     figures = [figure for section in sections for figure in section.figures]
     template = _file("report.html")
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
@@ -268,7 +268,7 @@ def _seconds(value: float) -> str:
 # Sections
 
 
-def _sections(material: Material, drawn: Any) -> list[Section | None]:
+def _sections(material: Material, drawn: Any, drawn_inside: Any) -> list[Section | None]:
     groups = material.groups
     local = "Harmed clients are counted where Local is among the runs. " if not numbers.against_local(groups) else ""
     return [
@@ -303,7 +303,7 @@ def _sections(material: Material, drawn: Any) -> list[Section | None]:
             [],
         ),
         _drawn("new", "New clients", [drawn and drawn.new_clients_figure(numbers.new_clients(groups))]),
-        *[_inside(inside, drawn) for inside in material.insides],
+        *[_inside(inside, drawn_inside) for inside in material.insides],
         _drawn("labels", "Labels that differ", [drawn and drawn.zeta_figure(numbers.over_zeta(groups))]),
     ]
 
