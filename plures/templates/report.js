@@ -61,7 +61,7 @@ for (const chip of chips) chip.addEventListener("click", () => {
   const group = chip.dataset.group, show = hidden.delete(group);
   if (!show) hidden.add(group);
   chip.setAttribute("aria-pressed", String(show));
-  drawAll();
+  figures.filter((figure) => Object.values(views[figure.id]).some((view) => view.data.some((trace) => trace.legendgroup === group))).forEach(draw);
 });
 document.querySelector(".legend")?.addEventListener("keydown", (event) => {
   const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
