@@ -149,7 +149,7 @@ def test_the_marked_worst_come_first_among_equals(tmp_path):
 def test_new_clients_over_epochs_and_over_seeds(tmp_path):
     new = [{"curve": [0.1, 0.5], "generic": 0.2}, {"curve": [0.3, 0.7], "generic": None}]
     found = groups_of(*[write_run(tmp_path / str(k), seed=k, new_clients=new[k]) for k in (0, 1)])
-    (level,) = numbers.new_clients(found)
+    (level,) = numbers.over_epochs(found, "new_clients")
     assert level.x == [0, 1] and level.mean == pytest.approx([0.2, 0.6]) and level.generic == 0.2
 
 

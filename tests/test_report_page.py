@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from plures import report
-from plures.compare import compare
+from plures.comparison import Ask, compare
 from plures.config import make_config
 from plures.run import Watcher
 
@@ -32,7 +32,7 @@ def path(tmp_path_factory) -> Path:
     small = {"clients": 6, "rounds": 3, "new_clients": 1, "new_epochs": 1}
     for methods, zeta in ((METHODS, 0.5), (["fedavg"], 0.9)):
         config = make_config({**small, "partition": f"relabel:{zeta}"})
-        compare(methods, config, folder / str(zeta), lambda line: None, lambda *of: Watcher())
+        compare(Ask(methods, config, [0]), folder / str(zeta), lambda line: None, lambda *of: Watcher())
     return report.write([folder / "0.5", folder / "0.9"], folder / "report.html")
 
 

@@ -360,10 +360,11 @@ def bar_above(title: str) -> dict[str, Any]:
     }
 
 
-def new_clients_figure(found: list[Level]) -> Figure | None:
+def epochs_figure(id: str, title: str, words: str, found: list[Level]) -> Figure | None:
+    """Accuracy while clients adapt a model that they were given."""
     if not found:
         return None
-    figure = base_figure(400, xaxis_title_text="epochs on the new client's rows", yaxis_title_text="accuracy, %")
+    figure = base_figure(400, xaxis_title_text="epochs on the client's own rows", yaxis_title_text="accuracy, %")
     for one in found:
         _line(figure, one.label, one.look, one.x, one.mean, one.std)
         if one.generic is not None:
@@ -377,15 +378,10 @@ def new_clients_figure(found: list[Level]) -> Figure | None:
                 hovertemplate=f"<b>{one.label}</b><br>its one model for all: %{{y:.2f}} %<extra></extra>",
             )
     figure.update_xaxes(dtick=1 if len(found[0].x) < 15 else None)
-    words = "; ".join(f"{one.label} {100 * one.mean[0]:.1f} then {100 * one.mean[-1]:.1f} %" for one in found)
+    told = "; ".join(f"{one.label} {100 * one.mean[0]:.1f} then {100 * one.mean[-1]:.1f} %" for one in found)
+    alt = f"Accuracy before and after the epochs: {told}."
     return Figure(
-        "new-clients",
-        "Clients that come later",
-        "Some clients were held out of training. The lines begin with what such a client is given at once, and go on "
-        "while it trains on its own rows. Thin dotted lines: the one model for all.",
-        f"Accuracy of new clients before and after their epochs: {words}.",
-        [],
-        {"": figure.to_plotly_json()},
+        id, title, words + " Thin dotted lines: the one model for all.", alt, [], {"": figure.to_plotly_json()}
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import rows
+from .. import rows, stats
 from .runs import Group, Run, twins
 
 MOST_POINTS = 400  # of a curve; more cannot be told apart
@@ -22,15 +22,13 @@ class Stat(NamedTuple):
 
 def stat(values: Sequence[float]) -> Stat | None:
     """Mean and standard deviation; None when there is no number."""
-    known = np.array([value for value in values if value is not None and not math.isnan(value)], float)
-    if not len(known):
-        return None
-    return Stat(float(known.mean()), float(known.std(ddof=1)) if len(known) > 1 else 0.0, len(known))
+    found = stats.spread([value for value in values if not math.isnan(value)])
+    return Stat(found.mean, found.std if found.n > 1 else 0.0, found.n) if found.n else None
 
 
-def number(text: str | None) -> float:
-    """A cell of a CSV file; nan where it is empty."""
-    return float(text) if text else math.nan
+def number(cell: float | None) -> float:
+    """A cell of a CSV file; not a number where it is empty."""
+    return math.nan if cell is None else float(cell)
 
 
 def over_seeds(group: Group, of: Callable[[dict[str, Any]], Any]) -> Stat | None:
@@ -49,9 +47,14 @@ def over_seeds(group: Group, of: Callable[[dict[str, Any]], Any]) -> Stat | None
 # Clients
 
 
-def scored(run: Run) -> list[dict[str, str]]:
+def scored(run: Run) -> list[dict[str, Any]]:
     """The clients that took part and have a personal accuracy; not the new ones."""
-    return [row for row in run.clients if row["personal_accuracy"] and row.get("role", "client") == "client"]
+    own = [row for row in run.clients if row.get("role", "client") == "client"]
+    return [row for row in own if row["personal_accuracy"] is not None]
+
+
+def name_of(row: dict[str, Any]) -> str:
+    return str(row.get("name") or row["client"])
 
 
 class Point(NamedTuple):
@@ -98,7 +101,7 @@ def _points(run: Run, runs: list[Run]) -> list[Point]:
     return [
         Point(
             run.summary["seed"],
-            row.get("name") or row["client"],
+            name_of(row),
             int(row["n_train"]),
             alone[row["client"]],
             number(row["personal_accuracy"]),
@@ -127,7 +130,7 @@ def spreads(groups: list[Group]) -> list[Spread]:
         found: list[tuple[float, bool, str]] = []
         means, tails = [], []
         for run in group.runs:
-            own = sorted((number(row["personal_accuracy"]), row.get("name") or row["client"]) for row in scored(run))
+            own = sorted((number(row["personal_accuracy"]), name_of(row)) for row in scored(run))
             if not own:
                 continue
             values = np.array([value for value, _ in own])
@@ -220,17 +223,20 @@ class Level(NamedTuple):
     generic: float | None = None
 
 
-def new_clients(groups: list[Group]) -> list[Level]:
-    """Accuracy of clients that were not in training, after 0, 1, 2, ... epochs on their rows."""
+def over_epochs(groups: list[Group], key: str) -> list[Level]:
+    """Accuracy of models made from the server's state alone, after 0, 1, 2, ... epochs on a client's rows.
+
+    `new_clients` of a summary has those of clients that were not in training, `personal_epochs` of those that were.
+    """
     out = []
     for group in groups:
-        found = [run.summary["new_clients"] for run in group.runs if run.summary.get("new_clients")]
+        found = [run.summary[key] for run in group.runs if run.summary.get(key)]
         if not found:
             continue
         n = min(len(one["curve"]) for one in found)
-        stats = [stat([one["curve"][k] for one in found]) for k in range(n)]
+        known = [stat([one["curve"][k] for one in found]) for k in range(n)]
         generic = stat([one["generic"] for one in found if one["generic"] is not None])
-        mean, std = [s.mean for s in stats if s], [s.std for s in stats if s]
+        mean, std = [s.mean for s in known if s], [s.std for s in known if s]
         out.append(Level(group.label, group.look, list(range(n)), mean, std, generic.mean if generic else None))
     return out
 
@@ -250,7 +256,7 @@ def over_zeta(groups: list[Group]) -> list[Level]:
         return []
     out = []
     for method, found in zetas.items():
-        stats = [stat(found[zeta]) for zeta in sorted(found)]
-        mean, std = [s.mean for s in stats if s], [s.std for s in stats if s]
+        known = [stat(found[zeta]) for zeta in sorted(found)]
+        mean, std = [s.mean for s in known if s], [s.std for s in known if s]
         out.append(Level(method, looks[method], sorted(found), mean, std))
     return out

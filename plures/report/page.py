@@ -250,6 +250,9 @@ def ledger(groups: list[Group]) -> list[Column]:
         _column("memory", "most that the process held", over(lambda s: s["peak_rss_mb"]), lambda v: f"{v:,.0f} MB"),
         _column("refused", "updates with numbers that are not finite",
                 over(lambda s: s["refused_updates"]), _few),
+        _column("target after", "rounds until personal models reached the target, where they did",
+                over(lambda s: s["to_target"]["cost"]["round"]), _few, min),
+        _column("target for", "bytes until then", over(lambda s: s["to_target"]["cost"]["bytes"]), in_bytes, min),
     ]  # fmt: skip
     return [column for column in columns if column is not None]
 
@@ -302,10 +305,28 @@ def _sections(material: Material, drawn: Any, drawn_inside: Any) -> list[Section
             ledger(groups),
             [],
         ),
-        _drawn("new", "New clients", [drawn and drawn.new_clients_figure(numbers.new_clients(groups))]),
+        _drawn("new", "Given a model, then on its own", [_epochs(drawn, groups, key) for key in EPOCHS]),
         *[_inside(inside, drawn_inside) for inside in material.insides],
         _drawn("labels", "Labels that differ", [drawn and drawn.zeta_figure(numbers.over_zeta(groups))]),
     ]
+
+
+EPOCHS = {
+    "new_clients": (
+        "Clients that come later",
+        "Some clients were held out of training. The lines begin with what such a client is given at once, and go on "
+        "while it trains on its own rows.",
+    ),
+    "personal_epochs": (
+        "How fast a model becomes personal",
+        "Every client of the training is given a model made from the server's state alone, and trains it on its own "
+        "rows.",
+    ),
+}
+
+
+def _epochs(drawn: Any, groups: list[Group], key: str) -> Any:
+    return drawn and drawn.epochs_figure(key.replace("_", "-"), *EPOCHS[key], numbers.over_epochs(groups, key))
 
 
 def _drawn(id: str, title: str, figures: list[Any], words: list[str] | None = None) -> Section | None:

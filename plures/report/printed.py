@@ -68,8 +68,9 @@ def _figures(groups: list[Group], splits: dict[str, SplitTable], insides: list[I
         yield "clients", clients(spreads)
     for k, table in enumerate(splits.values()):
         yield f"split{'' if len(splits) == 1 else f'-{k}'}", split(table)
-    if levels := numbers.new_clients(groups):
-        yield "new-clients", new_clients(levels)
+    for key in ("new_clients", "personal_epochs"):
+        if levels := numbers.over_epochs(groups, key):
+            yield key.replace("_", "-"), epochs(levels)
     if levels := numbers.over_zeta(groups):
         yield "zeta", zeta(levels)
     for inside in insides:
@@ -207,13 +208,13 @@ def split(table: SplitTable) -> Any:
     return figure
 
 
-def new_clients(found: list[Level]) -> Any:
+def epochs(found: list[Level]) -> Any:
     figure, axes = _new()
     for one in found:
         _line(axes, one)
         if one.generic is not None:
             axes.axhline(100 * one.generic, color=colour(one.look), lw=0.8, ls=":")
-    axes.set(xlabel="epochs on the new client's rows", ylabel="accuracy, %")
+    axes.set(xlabel="epochs on the client's own rows", ylabel="accuracy, %")
     axes.grid(alpha=0.25)
     _legend(figure, axes)
     return figure

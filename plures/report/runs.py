@@ -10,7 +10,7 @@ from ..config import CARRIED_OUT, read_toml
 from ..errors import DataError, UsageError
 from ..methods import METHODS
 
-Rows = list[dict[str, str]]
+Rows = list[dict[str, Any]]
 
 
 class Run(NamedTuple):
