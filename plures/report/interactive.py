@@ -139,7 +139,7 @@ def rounds_figure(groups: list[Group]) -> Figure | None:
         "rounds",
         "Accuracy over time",
         "Each line is a method. Higher is better, and further left is cheaper. Change what “cheap” means: rounds, "
-        "bytes that travelled, or seconds that clients trained."
+        "bytes that travelled, or seconds and FLOPs of training."
         + (" A band is one standard deviation over seeds." if several else ""),
         f"Lines of accuracy for {len(last)} runs; at the end the highest is {best} with {100 * last[best]:.2f} %.",
         [

@@ -128,15 +128,11 @@ def what_was_run(groups: list[Group]) -> list[str]:
         how.append(f"with {n} epoch{'' if n == 1 else 's'} of batches of {shared['batch']} rows")
     if "lr" in shared:
         how.append(f"at learning rate {shared['lr']:g}")
-    if how:
-        text = ", ".join(how)
-        out.append(text[0].upper() + text[1:] + ".")
-    words = (
-        f"Seed {seeds[0]}."
-        if len(seeds) == 1
-        else f"Seeds {', '.join(map(str, seeds))}; ± is one standard deviation over them."
-    )
-    out.append(words)
+    text = ", ".join(how)
+    over = f"Seed {seeds[0]}."
+    if len(seeds) > 1:
+        over = f"Seeds {', '.join(map(str, seeds))}; ± is one standard deviation over them."
+    out.append(f"{text[0].upper()}{text[1:]}. {over}" if text else over)
     attack = next((run.summary["attack"] for run in runs if run.summary.get("attack")), None)
     if attack:
         kinds = {"labels": "train on random labels", "random": "upload noise", "replace": "enlarge their updates"}
@@ -226,7 +222,7 @@ def results(groups: list[Group]) -> list[Column]:
         _column("generic", "accuracy of the one model for all over all test rows, %",
                 over(lambda s: s["generic"]["accuracy"]), _percent, max),
         _column("harmed", "clients that do worse than with training alone", harmed, _few, min),
-        _column("reweighted", "personal, with test rows weighted as the client's training rows are, %",
+        _column("reweighted", "own models on everybody's test rows, classes weighted as in the client's own, %",
                 over(lambda s: s["personal"]["reweighted"]), _percent, max),
     ]  # fmt: skip
     return [column for column in columns if column is not None]
@@ -299,8 +295,8 @@ def _sections(material: Material, drawn: Any, drawn_inside: Any) -> list[Section
             "cost",
             "What it cost",
             [
-                "Bytes are those of tensors on the wire, over all rounds. FLOPs are measured on one client and counted "
-                "for all."
+                "Bytes are those of tensors on the wire, over all rounds. FLOPs are those of training, and of the "
+                "server's work."
             ],
             ledger(groups),
             [],
