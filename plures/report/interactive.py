@@ -131,6 +131,8 @@ def rounds_figure(groups: list[Group]) -> Figure | None:
             for one in numbers.curves(groups, axis, measure):
                 _line(figure, one.label, one.look, short(one.x), one.mean, one.std)
             figure.update_xaxes(rangemode="tozero", tickformat="~s")
+            if axis == "rounds" and max(len(run.rounds) for group in groups for run in group.runs) < 10:
+                figure.update_xaxes(dtick=1)  # there is no half round
             views[f"{measure}|{axis}"] = figure.to_plotly_json()
     last = {one.label: one.mean[-1] for one in numbers.curves(groups, "rounds", measures[0])}
     best = max(last, key=lambda label: last[label])

@@ -176,12 +176,16 @@ def path_figure(key: str, found: Paths, labels: list[str], looks: list[int]) -> 
         ax=14,
         ay=34,
     )
+    told = (
+        "Without ALA every aggregation throws the client back; with it the client starts near where it wants to be. "
+        if len(labels) > 1
+        else ""
+    )
     return Figure(
         f"path-{key}",
         f"The way of client {found.client}'s model",
-        "Filled marks are where local training starts, open ones where it ends. Without ALA every aggregation throws "
-        "the client back; with it the client starts near where it wants to be. The ground is the client's own training "
-        f"loss (its scale is above it). The plane holds {100 * found.explained:.0f} % of all movement.",
+        f"Filled marks are where local training starts, open ones where it ends. {told}The ground is the client's own "
+        f"training loss (its scale is above it). The plane holds {100 * found.explained:.0f} % of all movement.",
         f"Paths of {' and '.join(labels)} for client {found.client} on its loss surface.",
         [],
         {"": figure.to_plotly_json()},
