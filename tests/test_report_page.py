@@ -127,6 +127,13 @@ def test_hover_shows_a_value(page):
     assert re.search(r"\d+\.\d\d %", page.locator("#rounds .hovertext").first.text_content())
 
 
+def test_no_tool_of_a_figure_sends_anything_anywhere(page):
+    tools = page.eval_on_selector_all("#rounds .modebar-btn", "all => all.map((one) => one.dataset.title)")
+    assert tools == ["Download plot as a PNG", "Zoom", "Pan", "Reset axes"]
+    policy = page.locator("meta[http-equiv=Content-Security-Policy]").get_attribute("content")
+    assert policy.startswith("default-src 'none'") and "https:" not in policy and "connect-src" not in policy
+
+
 def test_the_legend_hides_and_shows_a_method_in_all_figures(page):
     before = n_lines(page, "rounds"), n_lines(page, "new-clients")
     chip = page.locator(".legend button", has_text="fedrod")

@@ -201,7 +201,9 @@ def _log_ticks(loss: np.ndarray) -> dict[str, Any]:
 def heads_figure(key: str, found: Heads) -> Figure:
     order = sorted(range(len(found.clients)), key=lambda k: found.personal[k] - found.server[k])
     names = [f"{found.clients[k]} ({found.sizes[k]})" for k in order]
-    figure = base_figure(max(320, 120 + 19 * len(order)), xaxis_title_text="accuracy on the client's test rows, %")
+    figure = base_figure(
+        min(1000, max(320, 120 + 19 * len(order))), xaxis_title_text="accuracy on the client's test rows, %"
+    )
     figure.update_layout(showlegend=True, yaxis_title_text="client (training rows)")
     for row, k in enumerate(order):
         figure.add_shape(

@@ -3,6 +3,7 @@
 const views = JSON.parse(document.getElementById("views").textContent);
 const dark = JSON.parse(document.getElementById("dark").textContent);
 const system = matchMedia("(prefers-color-scheme: dark)");
+const TOOLS = [["toImage", "zoom2d", "pan2d", "resetScale2d"]]; // named one by one: plotly's own set has one that sends the chart to a server
 const hidden = new Set();
 const figures = [...document.querySelectorAll("figure")];
 let printing = false;
@@ -39,7 +40,7 @@ function draw(figure) {
   view.layout.width = plot.clientWidth;
   if (innerWidth < 640) view.layout.font.size = 11;
   plot.style.minHeight = view.layout.height + "px";
-  Plotly.react(plot, view.data, view.layout, { displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] });
+  Plotly.react(plot, view.data, view.layout, { displaylogo: false, modeBarButtons: TOOLS });
 }
 
 function drawAll() { figures.forEach(draw); }
