@@ -5,7 +5,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from plures.report import COLOURS
+from plures.report.looks import COLOURS
 from plures.rows import read_csv
 
 

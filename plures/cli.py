@@ -20,7 +20,8 @@ from .comparison import compare as compare_methods
 from .config import Config, make_config, read_toml, to_toml
 from .datasets import DATA, data_folder
 from .errors import PluresError, UsageError, unknown
-from .run import Result, new_folder, opened, set_scene, start
+from .loggers import makers, with_loggers
+from .run import Result, folder_name, new_folder, opened, set_scene, start
 from .run import resume as resume_run
 from .tree import Params
 
@@ -41,6 +42,9 @@ Out = Annotated[Path | None, typer.Option("--out", help="the run folder", show_d
 Json = Annotated[bool, typer.Option("--json", help="standard output is exactly the summary as JSON")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="print results only")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="check everything, run nothing")]
+Log = Annotated[
+    list[str] | None, typer.Option("--log", help="tensorboard:DIR or mlflow:DIR: the numbers of every round as files")
+]
 Debug = Annotated[bool, typer.Option("--debug", help="show the traceback of an error")]
 
 Command = Callable[..., None]
@@ -120,6 +124,7 @@ def run(
     set_: Setting = None,
     config: ConfigFile = None,
     out: Out = None,
+    log: Log = None,
     as_json: Json = False,
     quiet: Quiet = False,
     dry_run: DryRun = False,
@@ -127,13 +132,14 @@ def run(
 ) -> None:
     """One run."""
     console = _console(to_stderr=as_json)
+    loggers = makers(log)
     scene = set_scene(make_config(_options(config, given | {"method": method}, set_)))
     if dry_run:
         console.print(to_toml(scene.config), markup=False, highlight=False)
         return
     folder = new_folder(scene.config, out)
     watcher = _watcher(console, method, folder, quiet)
-    _end(start(scene, folder, watcher.say, watcher), console, as_json)
+    _end(start(scene, folder, watcher.say, with_loggers(watcher, loggers, folder.name)), console, as_json)
 
 
 @app.command()
@@ -150,6 +156,7 @@ def compare(
     set_: Setting = None,
     config: ConfigFile = None,
     out: Out = None,
+    log: Log = None,
     as_json: Json = False,
     quiet: Quiet = False,
     dry_run: DryRun = False,
@@ -157,6 +164,7 @@ def compare(
 ) -> None:
     """The same split, schedule and start for several methods; a table and a report."""
     console = _console(to_stderr=as_json)
+    loggers = makers(log)
     chosen = make_config(_options(config, given, set_))
     wanted = [chosen.seed] if seeds is None else _numbers("--seeds", seeds)
     if equal not in get_args(Equal):
@@ -173,7 +181,9 @@ def compare(
             Ask(list(methods), chosen, wanted, cast(Equal, equal)),
             folder,
             table.say,
-            table.watcher,
+            lambda method, seed, place: with_loggers(
+                table.watcher(method, seed, place), loggers, f"{folder_name(method)}-seed{seed}"
+            ),
             table.done,
         )
     write_tables(runs, folder)
@@ -399,10 +409,17 @@ def adapt(
 def report_(
     folders: Annotated[list[Path], typer.Argument(help="run folders", metavar="RUN ...")],
     out: Annotated[Path, typer.Option("-o", "--out", help="the page to write")] = Path("report.html"),
+    figures: Annotated[
+        Path | None, typer.Option("--figures", help="a folder for the figures as SVG, PDF and PNG", metavar="DIR")
+    ] = None,
     debug: Debug = False,
 ) -> None:
-    """One self-contained page about one or more runs."""
-    _console(to_stderr=False).print(f"report: {report.write(folders, out)}", markup=False, highlight=False)
+    """One self-contained page about one or more runs, or about a folder of runs."""
+    console = _console(to_stderr=False)
+    page = report.write(folders, out, figures)
+    console.print(f"report: {page}", markup=False, highlight=False, soft_wrap=True)
+    if figures is not None:
+        console.print(f"figures: {figures}", markup=False, highlight=False, soft_wrap=True)
 
 
 def main() -> None:

@@ -179,6 +179,10 @@ class Method:
         """What a client that has not taken part is sent."""
         return server
 
+    def picture(self, task: Task, server: Tree) -> dict[str, Tensor]:
+        """What a report may show of the server's state over the rounds, by name; small, and read by nothing else."""
+        return {}
+
     # One client
 
     def init_client(self, task: Task, params: Params) -> Tree:

@@ -31,6 +31,7 @@ from . import (
     models,
     newcomers,
     partition,
+    pictures,
     ray_crew,
     rows,
     seeds,
@@ -495,6 +496,7 @@ def carry_out(scene: Scene, folder: Path | None, say: Say, watcher: Watcher, goi
         if folder is not None:
             rows.write_rounds(folder, run.rows)
         watcher.started(run)
+        pictures.keep(run)
         with stop as request:
             try:
                 while run.round < config.rounds:
@@ -502,6 +504,7 @@ def carry_out(scene: Scene, folder: Path | None, say: Say, watcher: Watcher, goi
                     if config.eval_every and run.round % config.eval_every == 0:
                         evaluation = run.evaluate(last=run.round == config.rounds)
                         row = run.rows[-1] = row.scored(evaluation)
+                        pictures.keep(run)
                     if folder is not None:
                         rows.append_round(folder, row)
                     watcher.played(run, row)

@@ -112,6 +112,11 @@ class PFedLA(Method):
     def newcomer(self, task, server):
         return tree.map(lambda x: x.mean(0), server.models)
 
+    def picture(self, task, server):
+        """The weights of each layer: [receiver, client]."""
+        each = self.weights(server.mixers, torch.arange(len(server.mixers["embedding"])))
+        return {f"alpha/{layer}": each[:, k] for k, layer in enumerate(task.layers_in(server.models))}
+
     @property
     def scored(self):
         return "received mixture"

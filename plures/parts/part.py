@@ -73,6 +73,9 @@ class Part(Method):
     def newcomer(self, task, server):
         return self.host.newcomer(task, server)
 
+    def picture(self, task, server):
+        return self.host.picture(task, server)
+
     def init_client(self, task, params):
         return self.host.init_client(task, params)
 

@@ -1,0 +1,410 @@
+"""Figures for the page, drawn with plotly. A figure has one view for each of the reader's choices."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import plotly.graph_objects as go
+
+from . import numbers
+from .looks import BAND, GRID, INK, PAPER, SHADES, SOFT, WARN, colour, dash, marker, see_through
+from .numbers import Against, Level, Spread
+from .runs import Group
+from .states import SplitTable
+
+
+def scale(shades: Sequence[str]) -> list[list[Any]]:
+    return [[k / (len(shades) - 1), shade] for k, shade in enumerate(shades)]
+
+
+SCALE = scale(SHADES)
+
+
+View = dict[str, Any]  # data and layout, as plotly.js takes them
+
+
+class Choice(NamedTuple):
+    """What a reader can choose of a figure."""
+
+    name: str
+    kind: str  # buttons, list or slider
+    options: list[tuple[str, str]]  # (value, words)
+
+
+class Figure(NamedTuple):
+    id: str
+    title: str
+    words: str  # what is seen, for a newcomer
+    alt: str  # for who cannot see it
+    choices: list[Choice]
+    views: dict[str, View]  # by the chosen values, joined by |
+
+    @property
+    def height(self) -> int:
+        return int(next(iter(self.views.values()))["layout"]["height"])
+
+
+def base_figure(height: int = 400, **layout: Any) -> go.Figure:
+    """An empty figure in the style of the page."""
+    figure = go.Figure()
+    axis = {
+        "gridcolor": GRID,
+        "linecolor": GRID,
+        "zerolinecolor": GRID,
+        "zeroline": False,
+        "automargin": True,
+        "ticks": "",
+        "title": {"standoff": 12, "font": {"color": SOFT, "size": 13}},
+        "tickfont": {"color": SOFT},
+    }
+    figure.update_layout(
+        template="none",
+        height=height,
+        font={"family": "system-ui, sans-serif", "size": 13, "color": INK},
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        margin={"l": 8, "r": 12, "t": 30, "b": 8},
+        modebar={"bgcolor": "rgba(0,0,0,0)", "color": SOFT, "activecolor": INK},
+        hovermode="closest",
+        hoverlabel={"bgcolor": PAPER, "bordercolor": GRID, "font": {"color": INK}},
+        showlegend=False,
+        legend={"orientation": "h", "y": -0.18, "yanchor": "top", "x": 0, "font": {"color": INK}},
+        xaxis=axis,
+        yaxis=axis,
+    )
+    figure.update_layout(**layout)
+    return figure
+
+
+def percents(values: Sequence[float] | np.ndarray) -> list[float]:
+    return [round(100 * float(value), 3) for value in values]
+
+
+def short(values: Sequence[float] | np.ndarray) -> list[float]:
+    return [float(f"{float(value):.5g}") for value in values]
+
+
+def cells(table: np.ndarray) -> list[list[float]]:
+    return [short(row) for row in table]
+
+
+def _line(figure: go.Figure, label: str, look: int, x: list[float], mean: list[float], std: list[float]) -> None:
+    """A line in the look of its method, with a band where several seeds give one."""
+    if any(std):
+        edge = [m + s for m, s in zip(mean, std, strict=True)] + [
+            m - s for m, s in zip(reversed(mean), reversed(std), strict=True)
+        ]
+        figure.add_scatter(
+            x=[*x, *reversed(x)],
+            y=percents(edge),
+            fill="toself",
+            fillcolor=see_through(colour(look), BAND),
+            line={"width": 0},
+            hoverinfo="skip",
+            legendgroup=label,
+            mode="lines",
+            showlegend=False,
+            meta="band",
+        )
+    plus = "" if not any(std) else " ± %{customdata:.2f}"
+    figure.add_scatter(
+        x=x,
+        y=percents(mean),
+        customdata=percents(std),
+        name=label,
+        legendgroup=label,
+        mode="lines+markers" if len(x) <= 40 else "lines",
+        line={"color": colour(look), "dash": dash(look), "width": 2.2},
+        marker={"symbol": marker(look), "size": 7, "color": colour(look)},
+        hovertemplate=f"<b>{label}</b><br>%{{x:.4~s}}: %{{y:.2f}} %{plus}<extra></extra>",
+    )
+
+
+def rounds_figure(groups: list[Group]) -> Figure | None:
+    views = {}
+    axes = [axis for axis in numbers.AXES if numbers.curves(groups, axis, "personal_mean")]
+    measures = [m for m in numbers.MEASURES if any(numbers.curves(groups, "rounds", m))]
+    if not axes or not measures:
+        return None
+    for measure in measures:
+        for axis in axes:
+            figure = base_figure(430, yaxis_title_text="accuracy, %", xaxis_title_text=numbers.AXES[axis])
+            for one in numbers.curves(groups, axis, measure):
+                _line(figure, one.label, one.look, short(one.x), one.mean, one.std)
+            figure.update_xaxes(rangemode="tozero", tickformat="~s")
+            if axis == "rounds" and max(len(run.rounds) for group in groups for run in group.runs) < 10:
+                figure.update_xaxes(dtick=1)  # there is no half round
+            views[f"{measure}|{axis}"] = figure.to_plotly_json()
+    last = {one.label: one.mean[-1] for one in numbers.curves(groups, "rounds", measures[0])}
+    best = max(last, key=lambda label: last[label])
+    several = any(len(group.runs) > 1 for group in groups)
+    return Figure(
+        "rounds",
+        "Accuracy over time",
+        "Each line is a method. Higher is better, and further left is cheaper. Change what “cheap” means: rounds, "
+        "bytes that travelled, or seconds and FLOPs of training."
+        + (" A band is one standard deviation over seeds." if several else ""),
+        f"Lines of accuracy for {len(last)} runs; at the end the highest is {best} with {100 * last[best]:.2f} %.",
+        [
+            Choice("accuracy of", "list", [(m, numbers.MEASURES[m]) for m in measures]),
+            Choice("against", "buttons", [(axis, axis if axis != "flops" else "FLOPs") for axis in axes]),
+        ],
+        views,
+    )
+
+
+def against_figure(found: list[Against]) -> Figure | None:
+    if not found:
+        return None
+    views = {}
+    for k, one in enumerate(found):
+        low = min(min(p.own, p.local) for p in one.points)
+        side = [max(-2.0, 100 * low - 6), 103.0]
+        figure = base_figure(470, xaxis_title_text="alone (Local), %", yaxis_title_text="own model, %")
+        figure.update_layout(xaxis_range=side, yaxis_range=side)
+        figure.add_scatter(
+            x=[side[0], side[1], side[1]],
+            y=[side[0], side[1], side[0]],
+            fill="toself",
+            fillcolor=see_through(WARN, 0.08),
+            line={"width": 0},
+            mode="lines",
+            hoverinfo="skip",
+        )
+        line = {"color": SOFT, "dash": "dash", "width": 1.5}
+        figure.add_scatter(x=side, y=side, mode="lines", line=line, hoverinfo="skip")
+        sizes = [p.n_train for p in one.points]
+        figure.add_scatter(
+            x=percents([p.local for p in one.points]),
+            y=percents([p.own for p in one.points]),
+            mode="markers",
+            customdata=[[p.client, p.n_train, p.seed, 100 * (p.own - p.local)] for p in one.points],
+            marker={
+                "size": 11,
+                "symbol": ["x" if p.own < p.local - 1e-12 else "circle" for p in one.points],
+                "color": sizes,
+                "colorscale": SCALE,
+                "cmin": 0,
+                "cmax": max(sizes),
+                "line": {"color": INK, "width": 1},
+                "opacity": 0.9,
+                "colorbar": {
+                    "title": {"text": "rows", "font": {"color": SOFT}},
+                    "tickfont": {"color": SOFT},
+                    "thickness": 12,
+                    "outlinewidth": 0,
+                },
+            },
+            hovertemplate="client %{customdata[0]}, seed %{customdata[2]}<br>%{customdata[1]} rows<br>"
+            "alone %{x:.1f} %, here %{y:.1f} %<br>%{customdata[3]:+.1f} points<extra></extra>",
+        )
+        figure.add_annotation(
+            text=f"<b>{one.harmed} of {len(one.points)}</b> do worse than alone",
+            xref="paper",
+            yref="paper",
+            x=0,
+            y=1.01,
+            xanchor="left",
+            yanchor="bottom",
+            showarrow=False,
+            font={"color": WARN, "size": 14},
+        )
+        figure.update_layout(margin_t=36)
+        views[str(k)] = figure.to_plotly_json()
+    words = "; ".join(f"{one.label} {one.harmed} of {len(one.points)}" for one in found)
+    return Figure(
+        "harmed",
+        "Who gains, and who would be better off alone",
+        "Each mark is a client. Above the dashed line its own model beats what it would have got by training alone; "
+        "below it, marked by a cross, joining did harm. The scale beside it tells how many rows a client trains on.",
+        f"Clients by accuracy alone and under a method. Harmed clients: {words}.",
+        [Choice("method", "list", [(str(k), one.label) for k, one in enumerate(found)])],
+        views,
+    )
+
+
+def spread_figure(found: list[Spread]) -> Figure | None:
+    if not found:
+        return None
+    points = base_figure(90 + 46 * len(found), xaxis_title_text="accuracy of a client's own model, %")
+    names = [one.label for one in found]
+    points.update_yaxes(
+        tickmode="array", tickvals=list(range(len(found))), ticktext=names, autorange="reversed", showgrid=False
+    )
+    ordered = base_figure(430, xaxis_title_text="clients, worst served first, %", yaxis_title_text="accuracy, %")
+    for row, one in enumerate(found):
+        height = _beside(one.values)
+        for worst in (False, True):
+            kept = [k for k, is_worst in enumerate(one.worst) if is_worst == worst]
+            points.add_scatter(
+                x=percents([one.values[k] for k in kept]),
+                y=[row + height[k] for k in kept],
+                customdata=[one.clients[k] for k in kept],
+                mode="markers",
+                legendgroup=one.label,
+                marker={
+                    "symbol": "diamond-open" if worst else "circle",
+                    "size": 13 if worst else 8,
+                    "color": WARN if worst else colour(one.look),
+                    "opacity": 1 if worst else 0.6,
+                    "line": {"width": 2.4 if worst else 0, "color": WARN if worst else colour(one.look)},
+                },
+                hovertemplate=f"<b>{one.label}</b><br>client %{{customdata}}: %{{x:.1f}} %"
+                + ("<br>among the worst 5 %" if worst else "")
+                + "<extra></extra>",
+            )
+        points.add_scatter(
+            x=[100 * one.mean, 100 * one.mean],
+            y=[row - 0.36, row + 0.36],
+            mode="lines",
+            legendgroup=one.label,
+            line={"color": INK, "width": 2.6},
+            hovertemplate=f"<b>{one.label}</b><br>mean {100 * one.mean:.2f} %<extra></extra>",
+        )
+        n = len(one.values)
+        ordered.add_scatter(
+            x=[round(100 * (k + 1) / n, 3) for k in range(n)],
+            y=percents(one.values),
+            customdata=one.clients,
+            mode="lines+markers" if n <= 60 else "lines",
+            legendgroup=one.label,
+            line={"color": colour(one.look), "dash": dash(one.look), "width": 2},
+            marker={"symbol": marker(one.look), "size": 6, "color": colour(one.look)},
+            hovertemplate=f"<b>{one.label}</b><br>client %{{customdata}}: %{{y:.1f}} %<extra></extra>",
+        )
+    ordered.add_vrect(x0=0, x1=5, fillcolor=see_through(WARN, 0.08), line_width=0)
+    ordered.add_annotation(
+        text="worst 5 %", x=5, xanchor="left", y=1, yref="paper", yanchor="top", showarrow=False, font={"color": WARN}
+    )
+    words = "; ".join(f"{one.label} mean {100 * one.mean:.1f}, worst {100 * one.worst_mean:.1f}" for one in found)
+    return Figure(
+        "spread",
+        "From the worst to the best served client",
+        "A good mean can hide clients that are served badly. Each dot is a client, the bar is the mean, and open "
+        "diamonds are the worst 5 % of clients, the number that the table gives.",
+        f"Accuracies of all clients under each method, in percent: {words}.",
+        [Choice("as", "buttons", [("points", "points"), ("ordered", "ordered lines")])],
+        {"points": points.to_plotly_json(), "ordered": ordered.to_plotly_json()},
+    )
+
+
+def _beside(values: list[float]) -> list[float]:
+    """Heights that keep equal values apart; the same for the same values."""
+    out: list[float] = []
+    seen: dict[float, int] = {}
+    for value in values:
+        place = round(value, 2)
+        k = seen[place] = seen.get(place, -1) + 1
+        out.append((1 if k % 2 else -1) * ((k + 1) // 2) * 0.09)
+    largest = max(map(abs, out))
+    return [0.32 * height / largest if largest > 0.32 else height for height in out]
+
+
+def split_figure(tables: dict[str, SplitTable]) -> Figure | None:
+    if not tables:
+        return None
+    views = {}
+    for label, table in tables.items():
+        share = table.counts / np.maximum(1, table.counts.sum(1, keepdims=True))
+        figure = base_figure(
+            min(760, max(300, 110 + 17 * len(table.counts))),
+            xaxis_title_text="class",
+            yaxis_title_text="client (training rows)",
+        )
+        figure.add_heatmap(
+            z=cells(share),
+            customdata=table.counts.tolist(),
+            y=list(range(len(share))),
+            colorscale=SCALE,
+            zmin=0,
+            zmax=1,
+            xgap=1,
+            ygap=1,
+            colorbar={**bar_above("share of the client's rows"), "tickformat": ".0%"},
+            hovertemplate="client %{y}, class %{x}<br>%{customdata} rows, %{z:.0%} of its own<extra></extra>",
+        )
+        every = -(-len(share) // 40)
+        ticks = list(range(0, len(share), every))
+        words = [f"{table.names[k][:18]} ({int(table.counts[k].sum())})" for k in ticks]
+        figure.update_yaxes(tickvals=ticks, ticktext=words, autorange="reversed", showgrid=False)
+        figure.update_xaxes(showgrid=False, dtick=1 if share.shape[1] <= 20 else None, title_standoff=22)
+        views[label] = figure.to_plotly_json()
+    first = next(iter(tables.values()))
+    own = [int((row > 0).sum()) for row in first.counts]
+    few = (
+        ""
+        if len(first.counts) == first.n_clients
+        else f" The first {len(first.counts)} of {first.n_clients} clients are shown."
+    )
+    return Figure(
+        "split",
+        "Who has which classes",
+        "A row is a client, a column a class; the stronger a cell, the more of the client's rows are of that class. "
+        "The more a row is one strong cell, the less one model can serve everybody." + few,
+        f"{first.n_clients} clients have between {min(own)} and {max(own)} of {first.counts.shape[1]} classes.",
+        [Choice("split", "list", [(label, label) for label in tables])] if len(tables) > 1 else [],
+        views if len(tables) > 1 else {"": next(iter(views.values()))},
+    )
+
+
+def bar_above(title: str) -> dict[str, Any]:
+    """A colour bar above a heat map, where it takes no width from it."""
+    return {
+        "title": {"text": title, "side": "top", "font": {"color": SOFT, "size": 12}},
+        "orientation": "h",
+        "y": 1.02,
+        "yanchor": "bottom",
+        "thickness": 10,
+        "len": 0.8,
+        "x": 0,
+        "xanchor": "left",
+        "tickfont": {"color": SOFT, "size": 11},
+        "outlinewidth": 0,
+    }
+
+
+def epochs_figure(id: str, title: str, words: str, found: list[Level]) -> Figure | None:
+    """Accuracy while clients adapt a model that they were given."""
+    if not found:
+        return None
+    figure = base_figure(400, xaxis_title_text="epochs on the client's own rows", yaxis_title_text="accuracy, %")
+    for one in found:
+        _line(figure, one.label, one.look, one.x, one.mean, one.std)
+        if one.generic is not None:
+            figure.add_scatter(
+                x=[one.x[0], one.x[-1]],
+                y=percents([one.generic] * 2),
+                mode="lines",
+                legendgroup=one.label,
+                line={"color": colour(one.look), "dash": "dot", "width": 1.2},
+                opacity=0.7,
+                hovertemplate=f"<b>{one.label}</b><br>its one model for all: %{{y:.2f}} %<extra></extra>",
+            )
+    figure.update_xaxes(dtick=1 if len(found[0].x) < 15 else None)
+    told = "; ".join(f"{one.label} {100 * one.mean[0]:.1f} then {100 * one.mean[-1]:.1f} %" for one in found)
+    alt = f"Accuracy before and after the epochs: {told}."
+    return Figure(
+        id, title, words + " Thin dotted lines: the one model for all.", alt, [], {"": figure.to_plotly_json()}
+    )
+
+
+def zeta_figure(found: list[Level]) -> Figure | None:
+    if not found:
+        return None
+    figure = base_figure(420, xaxis_title_text="zeta: share of clients that name classes alike", showlegend=True)
+    figure.update_layout(yaxis_title_text="accuracy of personal models, %")
+    for one in found:
+        _line(figure, one.label, one.look, one.x, one.mean, one.std)
+    figure.update_traces(legendgroup="", selector={"type": "scatter"})
+    figure.update_xaxes(range=[-0.03, 1.03])
+    words = "; ".join(f"{one.label} from {100 * one.mean[0]:.1f} to {100 * one.mean[-1]:.1f} %" for one in found)
+    return Figure(
+        "zeta",
+        "When clients name the same thing differently",
+        "zeta is the share of clients that call classes by the same names; the others have names of their own. "
+        "One model for all must fail at the left, where most clients disagree; models that adapt to each client "
+        "need not.",
+        f"Accuracy over zeta: {words}.",
+        [],
+        {"": figure.to_plotly_json()},
+    )

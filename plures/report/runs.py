@@ -1,0 +1,149 @@
+"""The run folders of a report: read, named by what tells them apart, and grouped over seeds."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .. import rows
+from ..config import CARRIED_OUT, read_toml
+from ..errors import DataError, UsageError
+from ..methods import METHODS
+
+Rows = list[dict[str, Any]]
+
+
+class Run(NamedTuple):
+    """One run folder."""
+
+    folder: Path
+    summary: dict[str, Any]
+    config: dict[str, Any]
+    rounds: Rows
+    clients: Rows
+    split: str  # equal for runs with the same rows at the same clients
+
+    @property
+    def method(self) -> str:
+        return str(self.summary["method"])
+
+    @property
+    def base(self) -> str:
+        """The method without its settings and worn parts."""
+        return self.method.partition("+")[0].partition(":")[0]
+
+    @property
+    def same(self) -> tuple[str, str, str]:
+        """Equal for runs whose clients can be compared one by one."""
+        return (str(self.summary["data"]), str(self.summary["model"]), self.split)
+
+
+class Group(NamedTuple):
+    """Runs that differ in their seed alone: one line of a table, one colour in all figures."""
+
+    label: str
+    runs: list[Run]
+    look: int  # place among colours, dashes and markers
+
+
+def read(folder: Path) -> Run:
+    """A run folder whose run has ended."""
+    if not (folder / "summary.json").exists():
+        raise UsageError(_why_no_summary(folder))
+    try:
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        tables = [rows.read_csv(folder / name) for name in ("rounds.csv", "clients.csv")]
+        split = hashlib.sha256((folder / "split.json").read_bytes()).hexdigest()
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{folder} cannot be read as a run folder: {type(error).__name__}: {error}") from None
+    return Run(folder, summary, read_toml(folder / "config.toml"), tables[0], tables[1], split)
+
+
+def _why_no_summary(folder: Path) -> str:
+    if not (folder / "config.toml").exists():
+        return f"{folder} has no summary.json: it is not a run folder"
+    done = rows.read_csv(folder / "rounds.csv")[-1:] if (folder / "rounds.csv").exists() else []
+    at = f"after round {done[0]['round']}" if done else "before its first round"
+    wanted = read_toml(folder / "config.toml").get("rounds")
+    return (
+        f"{folder} has no summary.json: its run stands {at} of {wanted} and has not ended; "
+        f"go on with `plures resume {folder}`, then make the report"
+    )
+
+
+def run_folders(given: list[Path]) -> list[Path]:
+    """The folders themselves, and of a folder that holds run folders, as a comparison leaves, all of these."""
+    out: list[Path] = []
+    for folder in given:
+        inside = [path.parent for depth in ("*", "*/*") for path in folder.glob(f"{depth}/config.toml")]
+        inside.sort(key=_place)
+        found = [folder] if (folder / "config.toml").exists() or not inside else inside
+        out += [path for path in found if path.resolve() not in {known.resolve() for known in out}]
+    return out
+
+
+def _place(folder: Path) -> tuple[int, str]:
+    """By the order in which methods are listed; Local and FedAvg come first."""
+    name = str(read_toml(folder / "config.toml").get("method"))
+    base = name.partition("+")[0].partition(":")[0]
+    return (list(METHODS).index(base) if base in METHODS else len(METHODS), str(folder))
+
+
+# Names
+
+
+def groups(runs: list[Run]) -> list[Group]:
+    """Runs together that differ in their seed alone, each group with a name that tells it from the others."""
+    found: dict[str, list[Run]] = {}
+    for run, label in zip(runs, labels(runs), strict=True):
+        found.setdefault(label, []).append(run)
+    return [Group(label, members, look) for look, (label, members) in enumerate(found.items())]
+
+
+def labels(runs: list[Run]) -> list[str]:
+    """The method of each run, with the options and settings in which the runs differ."""
+    options = [_options(run) for run in runs]
+    apart = [key for key in dict.fromkeys(key for one in options for key in one) if _differ(options, key)]
+    out = []
+    for run, own in zip(runs, options, strict=True):
+        settings = [other.config.get("settings", {}) for other in runs if other.method == run.method]
+        mine = run.config.get("settings", {})
+        words = [_word(key, own[key]) for key in apart if key in own]
+        words += [f"{key}={mine[key]}" for key in mine if _differ(settings, key)]
+        out.append(", ".join([run.method, *words]))
+    return out
+
+
+def _options(run: Run) -> dict[str, Any]:
+    """What a result depends on, but for method, settings and seed."""
+    left_out = {*CARRIED_OUT, "method", "settings", "seed"}
+    own = {key: value for key, value in run.config.items() if key not in left_out}
+    if run.config.get("split"):
+        own["partition"] = f"split {Path(run.config['split']).stem}"
+    return own
+
+
+def _differ(options: list[dict[str, Any]], key: str) -> bool:
+    return len({repr(one.get(key)) for one in options}) > 1
+
+
+def _word(key: str, value: Any) -> str:
+    return str(value) if key in ("data", "model", "partition") else f"{key.replace('_', ' ')} {value}"
+
+
+def common(runs: list[Run]) -> dict[str, Any]:
+    """The options that all runs share."""
+    first = _options(runs[0])
+    return {key: value for key, value in first.items() if not _differ([_options(run) for run in runs], key)}
+
+
+def twins(run: Run, base: str, runs: list[Run]) -> list[Run]:
+    """The runs of another method, bare of worn parts, on the same data, split, model and seed."""
+    return [
+        other
+        for other in runs
+        if other.base == base
+        and "+" not in other.method
+        and other.same == run.same
+        and other.summary["seed"] == run.summary["seed"]
+    ]
