@@ -29,7 +29,8 @@ def unfold(x: Tensor, n: int) -> Tensor:
 
 def channels_last(graph: fx.Graph, prime: int) -> None:
     """Rewrite a traced step of stacked clients; `prime` stands for their number."""
-    if not any(node.target is aten.convolution.default for node in graph.nodes):
+    convolutions = [node for node in graph.nodes if node.target is aten.convolution.default]
+    if not convolutions or not all(_is_safe(node, prime) for node in convolutions):
         return
     folds: dict[Any, Any] = {}  # node of five axes -> its folded form
 
@@ -47,13 +48,21 @@ def channels_last(graph: fx.Graph, prime: int) -> None:
             for place in (0, 1):
                 _replace(node, place, _stacked_source(node.args[place], prime), folded)
         elif node.target is aten.max_pool2d_with_indices.default:
-            _pool(graph, node, (0,), prime, folded)
-        elif node.target is aten.max_pool2d_with_indices_backward.default:
-            _pool(graph, node, (0, 1), prime, folded)
+            _pool(graph, node, prime, folded)
     for node in graph.nodes:  # a view of a folded tensor may have to move numbers
         if node.target in (aten.view.default, aten._unsafe_view.default):
             node.target = torch.reshape
     graph.eliminate_dead_code()
+
+
+def _is_safe(conv: Any, prime: int) -> bool:
+    """Whether a convolution is of the kind that was tried at length with channels last.
+
+    Kernels for others may end the process: one with 4 channels, a stride of 2 and a window of 7 did.
+    """
+    _, weight, _, stride, _, dilation, transposed, _, groups = conv.args
+    plain = list(stride) == [1, 1] and list(dilation) == [1, 1] and not transposed and groups == prime
+    return plain and _shape(weight)[0] % (16 * prime) == 0
 
 
 def _shape(node: Any) -> tuple[int, ...]:
@@ -100,19 +109,20 @@ def _merged_source(node: Any, prime: int) -> Any:
     return None
 
 
-def _pool(graph: fx.Graph, node: Any, places: tuple[int, ...], prime: int, folded: Any) -> None:
-    """Pool folded tensors; what comes out is unfolded where it was split into clients and rows."""
-    sources = [_merged_source(node.args[place], prime) for place in places]
-    backward = len(places) == 2
-    outs = [node] if backward else [u for u in node.users if u.args[1] == 0]
-    splits = [user for out in outs for user in out.users]
-    fine = all(u.target in _SAME_NUMBERS[:2] and len(_shape(u)) == 5 and _shape(u)[0] == prime for u in splits)
-    if not all(source is not None for source in sources) or not splits or not fine:
+def _pool(graph: fx.Graph, pooling: Any, prime: int, folded: Any) -> None:
+    """Pool folded tensors, and take the slopes folded, too: both or neither, for the places of maxima are theirs."""
+    values, places = ([user for user in pooling.users if user.args[1] == k] for k in (0, 1))
+    slopes = [user for place in places for user in place.users]
+    if any(node.target is not aten.max_pool2d_with_indices_backward.default for node in slopes):
         return
-    if backward and not _is_fold(node.args[7].args[0].args[0]):
-        return  # its indices are those of an unfolded pooling
-    for place, source in zip(places, sources, strict=True):
-        _replace(node, place, source, folded)
+    inputs = [(pooling, 0), *[(node, k) for node in slopes for k in (0, 1)]]
+    sources = [_merged_source(node.args[k], prime) for node, k in inputs]
+    outs = [*values, *slopes]
+    splits = [user for out in outs for user in out.users]
+    if any(source is None for source in sources) or not all(_is_split(split, prime) for split in splits):
+        return
+    for (node, k), source in zip(inputs, sources, strict=True):
+        _replace(node, k, source, folded)
     for out in outs:
         with graph.inserting_after(out):
             whole = graph.call_function(unfold, (out, prime))
@@ -121,6 +131,11 @@ def _pool(graph: fx.Graph, node: Any, places: tuple[int, ...], prime: int, folde
                 whole.meta = dict(split.meta)
                 split.replace_all_uses_with(whole)
                 graph.erase_node(split)
+
+
+def _is_split(node: Any, prime: int) -> bool:
+    """Whether it splits [client * row, ...] into clients and rows."""
+    return node.target in _SAME_NUMBERS[:2] and len(_shape(node)) == 5 and _shape(node)[0] == prime
 
 
 def _take_bias(graph: fx.Graph, conv: Any, prime: int) -> None:
