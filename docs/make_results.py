@@ -315,7 +315,7 @@ def page_of(name: str) -> list[str]:
     if comparison.remark:
         lines += ["", comparison.remark]
     minutes = sum(s["seconds"]["total"] for of_seed in record_of(name).values() for s in of_seed.values()) / 60
-    return [*lines, "", f"All runs together took {minutes:.1f} minutes on two cores.", ""]
+    return [*lines, "", f"All runs together took {minutes:.1f} minutes, beside other work of the machine.", ""]
 
 
 def write() -> None:

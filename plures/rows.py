@@ -176,7 +176,7 @@ def gains(own: np.ndarray, others: np.ndarray) -> dict[str, float]:
     }
 
 
-def _chosen(rounds: list[Round], evaluation: Evaluation, scores: dict[str, float]) -> dict[str, Any]:
+def _chosen(rounds: list[Round], scores: dict[str, float]) -> dict[str, Any]:
     """The best round on test rows, on rows kept apart for the choice, and the mean of the last ten."""
     seen = [row for row in rounds if row.personal_mean is not None]
     if not seen:
@@ -203,7 +203,7 @@ def summary(rounds: list[Round], evaluation: Evaluation, config: Config, scored:
     personal: dict[str, Any] | None = None
     if evaluation.ids:
         scores = personal_scores(evaluation)
-        personal = scores | _chosen(rounds, evaluation, scores) | {"model": scored, "unchosen": config.unchosen}
+        personal = scores | _chosen(rounds, scores) | {"model": scored, "unchosen": config.unchosen}
     generic = generic_scores(evaluation)
     if evaluation.pool is not None and personal is not None:
         of_personal, of_generic = pool_scores(evaluation.pool)

@@ -1,6 +1,5 @@
 """The documentation says what the code does: pages, tables, links and commands."""
 
-import importlib.util
 import re
 import shlex
 from pathlib import Path
@@ -29,11 +28,8 @@ MACHINE_PATH = re.compile(r"(?<![\w.~])/(?:work|home|root|tmp|mnt|Users|private|
 
 
 @pytest.fixture(scope="module")
-def script():
-    spec = importlib.util.spec_from_file_location("make_method_pages", ROOT / "docs" / "make_method_pages.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def script(docs_script):
+    return docs_script("make_method_pages")
 
 
 def read(name: str) -> str:

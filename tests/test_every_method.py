@@ -76,24 +76,25 @@ def assert_same_tensors(one, other, tolerance=1e-4):
         assert float((a - b).norm()) <= tolerance * float(b.norm()) + 1e-6, name
 
 
-def assert_same_state(a, b, tolerance=1e-4):
-    assert_same_tensors(state(a), state(b), tolerance)
+def assert_same_state(a, b):
+    assert_same_tensors(state(a), state(b))
 
 
-# Halves of a small batch have two rows, which BatchNorm turns into plus and minus one: rounding grows most there.
-# That it is rounding, the test in double precision shows.
-LOOSER = {"perfedavg:order=fo+ala:cap=12": 5e-4}
+# Per-FedAvg halves its batches: here no half has two rows, which BatchNorm would turn into plus and minus one.
+# Where they have, the test in double precision holds.
+HALVED = {"perfedavg:order=fo+ala:cap=12": (1, 7, 13, 20, 31, 48)}
 
 
 @every_wearing
 def test_stacked_equals_one_by_one(name):
     """One epoch, two rounds: BatchNorm enlarges rounding with every small batch."""
-    stacked = played(run_of(name, "norm", executor="vectorised"), 2)
-    alone = played(run_of(name, "norm", executor="one_by_one"), 2)
-    assert_same_state(stacked, alone, LOOSER.get(name, 1e-4))
+    split = small_split(HALVED.get(name, SIZES))
+    stacked = played(run_of(name, "norm", split=split, executor="vectorised"), 2)
+    alone = played(run_of(name, "norm", split=split, executor="one_by_one"), 2)
+    assert_same_state(stacked, alone)
 
 
-@named([*NAMES, *LOOSER])
+@named([*NAMES, *HALVED])
 def test_stacked_equals_one_by_one_in_double_precision_where_rounding_grows_most(name):
     """Batches of two under BatchNorm, and kinks: in single precision executors drift apart by 1e-3 there.
 

@@ -64,8 +64,8 @@ def trained(model, style, n=3):
     return execute.run_group(style, execute.train_function(method, task), Same(task.initial), state, shards)[1]
 
 
-@pytest.mark.parametrize("name", ["Plain", "Strided", "Residual"])
-def test_rewritten_step_trains_as_one_client_after_another(name, monkeypatch):
+@pytest.mark.parametrize("name, n_pools", [("Plain", 2), ("Strided", 1), ("Residual", 1)])
+def test_rewritten_step_trains_as_one_client_after_another(name, n_pools, monkeypatch):
     rewritten = []
     real = layout.channels_last
 
@@ -77,7 +77,7 @@ def test_rewritten_step_trains_as_one_client_after_another(name, monkeypatch):
     trace._known.clear()
     stacked = trained(f"{__name__}:{name}", "vectorised")
     (targets,) = rewritten
-    assert layout.fold in targets
+    assert layout.fold in targets and targets.count(layout.unfold) == 2 * n_pools  # of pools and of their slopes
     assert [step.__qualname__ for step in trace._known.values()] == ["_traced.<locals>.step"]
     alone = trained(f"{__name__}:{name}", "one_by_one")
     for key, x in alone.items():

@@ -18,13 +18,7 @@ from plures.task import Task, build
 SMALL, MIDDLE, LARGE = (3, 8, 8), (3, 32, 32), (3, 64, 64)
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """As in a worker: the threads of many small kernels would wait for each other on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Tables of the papers: every preset can be run, its numbers are the published ones, and ours are judged rightly."""
 
-import importlib.util
 import json
 import tomllib
 from pathlib import Path
@@ -245,11 +244,8 @@ def test_generic_accuracy_with_classes_as_in_training():
 
 
 @pytest.fixture(scope="module")
-def script():
-    spec = importlib.util.spec_from_file_location("make_reproduction", ROOT / "docs" / "make_reproduction.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def script(docs_script):
+    return docs_script("make_reproduction")
 
 
 def test_page_is_made_from_records_and_goes_on_where_it_stopped(script, tmp_path, capsys):

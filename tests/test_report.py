@@ -18,14 +18,7 @@ from plures.report import looks, numbers, page, runs, states
 from .small import played, run_of
 from .written_runs import write_run
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """As in a run: small steps lose by more."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def groups_of(*folders: Path):

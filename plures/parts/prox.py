@@ -15,7 +15,6 @@ class Prox(Part):
     mu: float = setting(0.01, "strength of the pull towards the received model", least=0)
 
     def train(self, task, received, client, shard, worn=BARE):
-        if self.mu == 0:  # no pull is the host's own step, to the bit
-            return self.host.train(task, received, client, shard, worn)
-        pull = Pull(slope={}, weight=torch.tensor(self.mu), anchor=self.shared(task, received))
+        anchor = self.shared(task, received) if self.mu else {}  # with no anchor the step is the host's, to the bit
+        pull = Pull(slope={}, weight=torch.tensor(self.mu), anchor=anchor)
         return self.host.train(task, received, client, shard, worn.pulled(pull))
