@@ -32,8 +32,8 @@ ClientFunction = Callable[..., Tree]
 
 TEST_BATCH = 64  # rows of a stacked test batch
 GROUP_BYTES = 1 << 30  # what the stacked tensors of a group may take
-STEP_OVERHEAD = 7e-4  # seconds that a stacked step costs besides its arithmetic; only ratios matter
-FLOPS_A_SECOND = 2e10  # of one core on small matrices; only ratios matter
+CACHE_BYTES = 24 << 20  # and what the outputs of its layers may take, if it has more than a few clients
+A_FEW = 4
 
 
 class Population(NamedTuple):
@@ -237,12 +237,29 @@ def hits_and_loss(logits: Tensor, batch: Batch) -> dict[str, Tensor]:
 # Groups
 
 
-def group_seconds(n_steps: Sequence[int], step_seconds: float) -> float:
-    """What a stack of clients costs: a fixed overhead for each of its steps, and everybody's arithmetic."""
-    return max(n_steps) * STEP_OVERHEAD + sum(n_steps) * step_seconds
+class Cost(NamedTuple):
+    """What a step of a stack costs, in seconds of an imagined core (only ratios matter), and how wide it may be."""
+
+    step: float  # the arithmetic of one client
+    overhead: float  # besides, for however many clients
+    most: int  # clients in a stack
+
+    def of(self, n_steps: Sequence[int]) -> float:
+        """Of a whole stack, from the steps of its clients."""
+        return max(n_steps) * self.overhead + sum(n_steps) * self.step
 
 
-def groups(n_steps: Sequence[int], step_seconds: float, client_bytes: int) -> list[list[int]]:
+def cost_of(task: Task, batch: int, n_passes: int, client_bytes: int) -> Cost:
+    """Of steps that go through the model so many times with batches of this size."""
+    step = n_passes * task.flops * batch / 2e10
+    # Kernels for convolutions are half as fast for one client as for four in a stack.
+    has_convolutions = any(x.dim() == 4 for x in task.initial.values())
+    overhead = 7e-4 + (0.8 * step if has_convolutions else 0.0)
+    in_cache = max(A_FEW, CACHE_BYTES // (batch * task.row_bytes))
+    return Cost(step, overhead, max(1, min(in_cache, GROUP_BYTES // client_bytes)))
+
+
+def groups(n_steps: Sequence[int], cost: Cost) -> list[list[int]]:
     """Which places of a cohort are stacked together: clients of like length, so that few steps are thin.
 
     A stacked step costs a fixed overhead and the arithmetic of its clients. Of some ways to cut the
@@ -250,30 +267,29 @@ def groups(n_steps: Sequence[int], step_seconds: float, client_bytes: int) -> li
     and with eight; how many there really are plays no part.
     """
     order = sorted(range(len(n_steps)), key=lambda i: (-n_steps[i], i))
-    most = max(1, GROUP_BYTES // max(client_bytes, 1))
 
-    def cost(group: Sequence[int]) -> float:
-        return group_seconds([n_steps[i] for i in group], step_seconds)
+    def seconds(group: Sequence[int]) -> float:
+        return cost.of([n_steps[i] for i in group])
 
     def cut(limit: float) -> list[list[int]]:
         out: list[list[int]] = []
         so_far = 0.0
         for i in order:
-            so_far += n_steps[i] * step_seconds
-            if not out or len(out[-1]) == most or so_far > limit:
+            so_far += n_steps[i] * cost.step
+            if not out or len(out[-1]) == cost.most or so_far > limit:
                 out.append([])
-                so_far = n_steps[i] * (STEP_OVERHEAD + step_seconds)
+                so_far = n_steps[i] * (cost.overhead + cost.step)
             out[-1].append(i)
         return out
 
     def end(cuts: list[list[int]], n_workers: int) -> float:
         free = [0.0] * n_workers
-        for seconds in sorted(map(cost, cuts), reverse=True):
-            free[free.index(min(free))] += seconds
+        for each in sorted(map(seconds, cuts), reverse=True):
+            free[free.index(min(free))] += each
         return max(free)
 
-    whole = cost(order)
-    ways = [cut(whole / parts) for parts in (1, 1.25, 1.5, 2, 3, 4, 6, 8, 12, 16)]
+    whole = seconds(order)
+    ways = [cut(whole / 1.15**k) for k in range(21)]
     return min(ways, key=lambda cuts: end(cuts, 2) + end(cuts, 8))
 
 
@@ -369,7 +385,6 @@ class Executor:
     ) -> None:
         self.work, self.store, self.capacity = work, store, capacity
         self.method, self.task, self.population = work.method, work.task, work.population
-        self.step_seconds = 3 * self.task.flops * self.method.solver.batch / FLOPS_A_SECOND
         if isinstance(message, Each):
             self._messages = table(tree.row(message.tree, 0), capacity)
         else:
@@ -393,8 +408,9 @@ class Executor:
         self._deliver(message, len(ids))
         steps = self._n_steps(ids)
         weights = tree.n_bytes(self.template) + tree.n_bytes(self.task.initial)
-        bytes_each = 4 * weights + 3 * self.method.solver.batch * self.task.row_bytes
-        n_groups = self._spread("train", round, isinstance(message, Each), ids, steps, bytes_each)
+        batch = self.method.solver.batch
+        cost = cost_of(self.task, batch, 3, 4 * weights + 3 * batch * self.task.row_bytes)
+        n_groups = self._spread("train", round, isinstance(message, Each), ids, steps, cost)
         clients, uploads, metrics = tree.map(lambda x: x[: len(ids)].clone(), self._trained)
         return Trained(clients, uploads, metrics, int(self._flops[:n_groups].sum()))
 
@@ -422,15 +438,15 @@ class Executor:
     def sum_of_personal(self, round: int, message: Same | Each, ids: list[int]) -> Params:
         """The sum of the clients' personal models, weighted by their training rows."""
         self._deliver(message, len(ids))
-        n_groups = self._spread(
-            "sum", round, isinstance(message, Each), ids, self._n_steps(ids), 2 * tree.n_bytes(self.task.initial)
-        )
+        cost = cost_of(self.task, self.method.solver.batch, 1, 2 * tree.n_bytes(self.task.initial))
+        n_groups = self._spread("sum", round, isinstance(message, Each), ids, self._n_steps(ids), cost)
         return tree.map(lambda x: x[:n_groups].sum(0), self._sums)
 
     def _score(self, kind: str, round: int, each: bool, ids: list[int], part: Rows, fresh: bool) -> None:
-        n_rows = [len(self.population.rows_of(i, part)) + 1 for i in ids]
+        n_batches = [len(self.population.rows_of(i, part)) // TEST_BATCH + 1 for i in ids]
         bytes_each = 2 * tree.n_bytes(self.task.initial) + 2 * TEST_BATCH * self.task.row_bytes
-        self._spread(kind, round, each, ids, n_rows, bytes_each, part, fresh)
+        cost = cost_of(self.task, TEST_BATCH, 1, bytes_each)
+        self._spread(kind, round, each, ids, n_batches, cost, part, fresh)
 
     def _n_steps(self, ids: list[int]) -> list[int]:
         solver = self.method.solver
@@ -456,18 +472,17 @@ class Executor:
         round: int,
         each: bool,
         ids: list[int],
-        costs: list[int],
-        client_bytes: int,
+        n_steps: list[int],
+        cost: Cost,
         part: Rows = "test",
         fresh: bool = False,
     ) -> int:
         """Do all groups of a cohort, here or over the workers, and say how many there were."""
-        seconds = self.step_seconds if kind == "train" else self.step_seconds / self.method.solver.batch
-        plan = groups(costs, seconds, client_bytes)
+        plan = groups(n_steps, cost)
         jobs = [
             Job(kind, round, each, k, places, [ids[i] for i in places], part, fresh) for k, places in enumerate(plan)
         ]
-        jobs.sort(key=lambda job: group_seconds([costs[i] for i in job.places], seconds), reverse=True)
+        jobs.sort(key=lambda job: cost.of([n_steps[i] for i in job.places]), reverse=True)
         self._crew.do(jobs)
         return len(jobs)
 

@@ -36,8 +36,12 @@ class Shard(NamedTuple):
         return self._cut(fraction, seeds.mix(salt, torch.arange(self.rows.shape[-1])))
 
     def lasting_split(self, fraction: float, purpose: str) -> tuple["Shard", "Shard"]:
-        """The same, but equal in all rounds: what is set aside once is never trained on."""
-        return self._cut(fraction, seeds.mix(torch.tensor(seeds.key_of(purpose)), self.rows))
+        """The same of a client's whole shard, but equal in all rounds: what is set aside once is never trained on.
+
+        It goes by places, not by rows of the table: a real client's table is its own, and it sets aside the same.
+        """
+        places = torch.arange(self.rows.shape[-1])
+        return self._cut(fraction, seeds.mix(torch.tensor(seeds.key_of(purpose)), places))
 
     def _cut(self, fraction: float, lots: Tensor) -> tuple["Shard", "Shard"]:
         """The rows with the smallest lots, and the others."""

@@ -16,7 +16,7 @@ from rich.table import Table
 from . import datasets, memory, models, partition, reproduce, rows, tree
 from .choose import all_settings, choose, doc, setting_fields
 from .comparison import Line, percent_of
-from .execute import groups, run_group, train_function
+from .execute import cost_of, groups, run_group, train_function
 from .fit import Solver
 from .memory import in_bytes
 from .method import Each, Federation, Same
@@ -369,8 +369,7 @@ def diagnosis(scene: Scene) -> list[str]:
     ]
     per_epoch = batches_an_epoch(sizes, config.batch, population.smallest)
     n_steps = [int(config.steps or per_epoch[i] * config.epochs) for i in ids]
-    seconds = 3 * task.flops * config.batch / 2e10
-    stacks = groups(n_steps, seconds, tree.n_bytes(task.initial) * 8)
+    stacks = groups(n_steps, cost_of(task, config.batch, 3, tree.n_bytes(task.initial) * 8))
     lines.append(
         f"round      {len(ids)} clients in {len(stacks)} groups, {sum(n_steps)} steps, "
         f"the longest client has {max(n_steps)}"

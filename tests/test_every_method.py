@@ -113,14 +113,23 @@ def test_stacked_equals_one_by_one_in_double_precision_where_rounding_grows_most
 def test_grouping_changes_nothing(name, monkeypatch):
     wide = played(run_of(name), 3)
     monkeypatch.setattr(execute, "GROUP_BYTES", 1)
-    assert [len(g) for g in execute.groups([3, 1, 2], 1e-5, 100)] == [1, 1, 1]
+    task = scene_of(name).task
+    assert [len(g) for g in execute.groups([3, 1, 2], execute.cost_of(task, 10, 3, 100))] == [1, 1, 1]
     assert_same_state(wide, played(run_of(name), 3))
 
 
 def test_a_group_holds_no_more_clients_than_fit_the_memory(monkeypatch):
     monkeypatch.setattr(execute, "GROUP_BYTES", 1000)
-    sizes = [len(group) for group in execute.groups([5] * 20, 1e-6, 300)]
-    assert max(sizes) <= 3 and sum(sizes) == 20
+    cost = execute.cost_of(scene_of("fedavg").task, 10, 3, 300)
+    sizes = [len(group) for group in execute.groups([5] * 20, cost)]
+    assert cost.most == 3 and max(sizes) <= 3 and sum(sizes) == 20
+
+
+def test_clients_are_stacked_where_a_step_alone_costs_more_and_spread_where_it_does_not():
+    """Twenty clients of ten steps: four stacks of five take two workers 116 seconds, single clients 180 or, free, 100."""
+    assert [len(group) for group in execute.groups([10] * 20, execute.Cost(1.0, 0.8, 100))] == [5, 5, 5, 5]
+    assert [len(group) for group in execute.groups([10] * 20, execute.Cost(1.0, 0.0, 100))] == [1] * 20
+    assert execute.Cost(1.0, 0.5, 9).of([3, 2]) == 3 * 0.5 + 5 * 1.0
 
 
 @every_wearing
