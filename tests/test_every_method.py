@@ -126,7 +126,7 @@ def test_a_group_holds_no_more_clients_than_fit_the_memory(monkeypatch):
 
 
 def test_clients_are_stacked_where_a_step_alone_costs_more_and_spread_where_it_does_not():
-    """Twenty clients of ten steps: four stacks of five take two workers 116 seconds, single clients 180 or, free, 100."""
+    """Twenty clients of ten steps on two workers: four stacks of five take 116 seconds, and single clients 180."""
     assert [len(group) for group in execute.groups([10] * 20, execute.Cost(1.0, 0.8, 100))] == [5, 5, 5, 5]
     assert [len(group) for group in execute.groups([10] * 20, execute.Cost(1.0, 0.0, 100))] == [1] * 20
     assert execute.Cost(1.0, 0.5, 9).of([3, 2]) == 3 * 0.5 + 5 * 1.0
