@@ -10,7 +10,7 @@ from . import datasets, newcomers, partition, seeds
 from .errors import DataError, UsageError
 from .execute import Population
 from .run import Run
-from .tree import Params
+from .tree import Params, Tree
 
 
 class Adapted(NamedTuple):
@@ -29,12 +29,7 @@ def from_rows(run: Run, path: Path, epochs: int) -> Adapted:
         raise DataError(f"{path}: rows have the shape {data.x.shape[1:]}, the run's {tuple(scene.task.example.shape)}.")
     if data.y.ndim != scene.population.y.dim() or data.n_classes > scene.task.n_classes:
         raise DataError(f"{path}: labels go up to {data.y.max()}, the run has {scene.task.n_classes} classes.")
-    rows = np.arange(len(data.y))
-    if data.n_train < len(rows):
-        train, test = rows[: data.n_train], rows[data.n_train :]
-    else:
-        rng = seeds.generator(scene.config.seed, "test rows of a new client")
-        train, test = partition.train_and_test(rows, data.y, scene.config.test_share, rng)
+    train, test = own_rows(data, scene.config.seed, scene.config.test_share)
     x, y = torch.from_numpy(data.x).to(scene.task.example.dtype), torch.from_numpy(data.y)
     population = _alone(run, x, y, train, test)
     found = newcomers.welcome(
@@ -48,8 +43,16 @@ def from_rows(run: Run, path: Path, epochs: int) -> Adapted:
     }
     if found is not None:
         summary |= {key: value for key, value in found.to_json().items() if key != "n"}
-    model = newcomers.own_model(scene.method, scene.task, run.server, population, epochs)
+    model = newcomers.own_model(scene.method, scene.task, _sent(run), population, epochs)
     return Adapted(model, summary)
+
+
+def own_rows(data: datasets.Dataset, seed: int, test_share: float) -> tuple[np.ndarray, np.ndarray]:
+    """The rows that a single client trains on and is tested on."""
+    rows = np.arange(len(data.y))
+    if data.n_train < len(rows):
+        return rows[: data.n_train], rows[data.n_train :]
+    return partition.train_and_test(rows, data.y, test_share, seeds.generator(seed, "test rows of a new client"))
 
 
 def from_counts(run: Run, counts: list[int]) -> Adapted:
@@ -63,8 +66,13 @@ def from_counts(run: Run, counts: list[int]) -> Adapted:
     y = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
     x = scene.task.example.expand(len(y), *scene.task.example.shape)
     population = _alone(run, x, y, np.arange(len(y)), np.zeros(0, np.int64))
-    model = newcomers.own_model(scene.method, scene.task, run.server, population, 0)
+    model = newcomers.own_model(scene.method, scene.task, _sent(run), population, 0)
     return Adapted(model, {"method": scene.config.method, "epochs": 0, "class_counts": counts})
+
+
+def _sent(run: Run) -> Tree:
+    with torch.no_grad():
+        return run.scene.method.newcomer(run.scene.task, run.server)
 
 
 def _alone(run: Run, x: torch.Tensor, y: torch.Tensor, train: np.ndarray, test: np.ndarray) -> Population:

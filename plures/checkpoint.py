@@ -55,7 +55,13 @@ def _bytes(x: Tensor) -> bytes:
 def write(folder: Path, round: int, server: Tree, store: ClientStore, manifest: dict[str, Any]) -> None:
     """Write the checkpoint of a round, and drop all but the last two."""
     ids, rows = store.saved()
-    tensors = named("server", server) | named("clients", rows) | {"ids": ids}
+    write_tensors(folder, round, named("server", server) | named("clients", rows) | {"ids": ids}, manifest)
+    for old in folders(folder)[:-2]:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def write_tensors(folder: Path, round: int, tensors: dict[str, Tensor], manifest: dict[str, Any]) -> None:
+    """Tensors and a manifest as a folder named after the round: whole, or not there at all."""
     data = save(tensors)
     whole = manifest | {"round": round, "sha256": hashlib.sha256(data).hexdigest()}
     target = folder / f"{round:06d}"
@@ -73,8 +79,15 @@ def write(folder: Path, round: int, server: Tree, store: ClientStore, manifest: 
     except OSError as error:
         shutil.rmtree(new, ignore_errors=True)
         raise disk_failure(error, folder) from error
-    for old in sorted(_folders(folder))[:-2]:
-        shutil.rmtree(old, ignore_errors=True)
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What `write_tensors` wrote; raises if it is not whole."""
+    manifest = json.loads((path / "manifest.json").read_bytes())
+    data = (path / "state.safetensors").read_bytes()
+    if hashlib.sha256(data).hexdigest() != manifest["sha256"]:
+        raise ValueError("its tensors are not those of its manifest")
+    return load(data), manifest
 
 
 def disk_failure(error: OSError, where: Path) -> RunFailed:
@@ -114,20 +127,17 @@ def write_bytes(path: Path, content: bytes) -> None:
         raise disk_failure(error, path.parent) from error
 
 
-def _folders(folder: Path) -> list[Path]:
-    return [path for path in folder.glob("[0-9]*") if path.is_dir()] if folder.is_dir() else []
+def folders(folder: Path) -> list[Path]:
+    """The folders of rounds, the oldest first."""
+    return sorted(path for path in folder.glob("[0-9]*") if path.is_dir()) if folder.is_dir() else []
 
 
 def read(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     """The newest whole checkpoint, and a sentence for each newer one that is torn."""
     torn = []
-    for path in sorted(_folders(folder), reverse=True):
+    for path in reversed(folders(folder)):
         try:
-            manifest = json.loads((path / "manifest.json").read_bytes())
-            data = (path / "state.safetensors").read_bytes()
-            if hashlib.sha256(data).hexdigest() != manifest["sha256"]:
-                raise ValueError("its tensors are not those of its manifest")
-            tensors = load(data)
+            tensors, manifest = read_tensors(path)
         except Exception as error:
             torn.append(f"checkpoint {path} cannot be read ({error}); taking the one before it")
             continue

@@ -224,9 +224,13 @@ class Method:
         """Which model `personalize` gives, in a word."""
         return "global"
 
+    def needed(self, task: Task, message: Tree) -> Tree:
+        """What of the message to one client must travel; the client has no use for the rest."""
+        return message
+
     def counted(self, task: Task, message: Tree, upload: Tree) -> tuple[Tree, Tree]:
-        """Of one client's message and upload, what is counted as traffic: all, but for what need not be sent."""
-        return message, upload
+        """Of one client's message and upload, what is counted as traffic."""
+        return self.needed(task, message), upload
 
     def n_bytes(self, task: Task, message: Tree, upload: Tree) -> tuple[int, int]:
         """Bytes down to and up from one client."""

@@ -63,18 +63,26 @@ def welcome(
     if not ids:
         return None
     with torch.no_grad():
-        message = Same(method.newcomer(task, server))
+        received = method.newcomer(task, server)
         generic_model = method.generic(task, server)
-    curve = [
-        _accuracies(style, _score_function(method, task, e), message, population, ids, task, first)
-        for e in range(epochs + 1)
-    ]
+    found = curve(method, task, received, population, first, epochs, style)
     generic = None
     if generic_model is not None:
         score = execute.generic_function(task)
         fn: Callable[..., Tree] = lambda received, train, test: score(received, test)  # noqa: E731
         generic = _accuracies(style, fn, Same(generic_model), population, ids, task, first)
-    return Newcomers([first + i for i in ids], curve, generic, first)
+    return Newcomers([first + i for i in ids], found, generic, first)
+
+
+def curve(
+    method: Method, task: Task, received: Tree, population: Population, first: int, epochs: int, style: Style
+) -> list[list[float]]:
+    """The accuracy of each client with a test row after 0, 1, 2, ... epochs: [epochs][client]."""
+    ids = [i for i in population.eligible() if len(population.test[i])]
+    return [
+        _accuracies(style, _score_function(method, task, e), Same(received), population, ids, task, first)
+        for e in range(epochs + 1)
+    ]
 
 
 def _accuracies(
@@ -91,9 +99,7 @@ def _accuracies(
     return out
 
 
-def own_model(method: Method, task: Task, server: Tree, population: Population, epochs: int) -> Params:
-    """The model of the first client of a population, after so many epochs."""
-    with torch.no_grad():
-        message = Same(method.newcomer(task, server))
+def own_model(method: Method, task: Task, received: Tree, population: Population, epochs: int) -> Params:
+    """The model of the first client of a population, from what it was sent, after so many epochs."""
     shards = population.shards([0], "train", "adapt", 0)
-    return row(execute.run_group("one_by_one", adapt_function(method, task, epochs), message, shards), 0)
+    return row(execute.run_group("one_by_one", adapt_function(method, task, epochs), Same(received), shards), 0)

@@ -40,7 +40,7 @@ from . import (
 from .choose import all_settings, choose
 from .config import Config, make_config, read_toml, to_toml
 from .errors import DataError, Interrupted, RunFailed, UsageError
-from .execute import Alone, Crew, Executor, Forked, Population, Work
+from .execute import Alone, Crew, Executor, Forked, Population, Trained, Work
 from .method import Each, Federation, Method, Same, Schedule
 from .newcomers import Newcomers
 from .store import ClientStore
@@ -76,8 +76,7 @@ def set_scene(config: Config, split_file: Path | None = None, data: datasets.Dat
         partition.parse(config.partition)
     data = load_data(config) if data is None else data
     if config.model is None:
-        text = "charlstm" if data.y.ndim == 2 else "fasttext"
-        config = config.model_copy(update={"model": text if data.n_tokens else "mlp"})
+        config = config.model_copy(update={"model": default_model(data.y.ndim, data.n_tokens)})
     if config.partition is None:
         config = config.model_copy(update={"partition": "dirichlet:0.1" if data.client is None else "natural"})
     if split_file is None and config.split is not None:
@@ -90,7 +89,7 @@ def set_scene(config: Config, split_file: Path | None = None, data: datasets.Dat
         )
         split = partition.drawn_last(split, config.new_clients, config.seed)
     x, y = torch.from_numpy(data.x), torch.from_numpy(partition.relabelled(data.y, split))
-    task = _task(config, x[0], data.n_classes, data.n_tokens)
+    task = task_of(config, x[0], data.n_classes, data.n_tokens)
     _check_labels(config, task, x, y)
     population = Population(x, y, split.train, split.test, data.n_classes, config.seed, task.smallest_batch)
     population = population.with_validation(config.validation)
@@ -110,6 +109,11 @@ def set_scene(config: Config, split_file: Path | None = None, data: datasets.Dat
         population = population.with_pool(config.pool_rows)
     names = partition.names_of_clients(data, split)
     return Scene(config, method, task, population, split, names, newcomers, evil)
+
+
+def default_model(label_axes: int, n_tokens: int) -> str:
+    text = "charlstm" if label_axes == 2 else "fasttext"
+    return text if n_tokens else "mlp"
 
 
 def _check_labels(config: Config, task: Task, x: Tensor, y: Tensor) -> None:
@@ -134,7 +138,7 @@ def made_known(config: Config, method: Method, task: Task, population: Populatio
 _tasks: dict[tuple[Any, ...], Task] = {}
 
 
-def _task(config: Config, example: Tensor, n_classes: int, n_tokens: int) -> Task:
+def task_of(config: Config, example: Tensor, n_classes: int, n_tokens: int) -> Task:
     """The model as a task. Tasks of named models are kept: steps traced for one serve all runs that share it."""
     name = str(config.model)
     key = (name, tuple(example.shape), n_classes, n_tokens, config.seed)
@@ -183,10 +187,11 @@ def crew_of(config: Config) -> Callable[[Executor, Same | Each], Crew]:
     return lambda executor, message: Alone(executor.do)
 
 
-class Run:
-    """The state of a run and the steps that move it on."""
+class Course:
+    """The state of a run, whoever carries it out: what the server has, how far it is, and the rows so far."""
 
-    def __init__(self, scene: Scene, folder: Path | None, say: Say) -> None:
+    def __init__(self, scene: Scene, folder: Path | None, say: Say, kept: Tree) -> None:
+        """`kept` is what is kept here of a client before it has taken part."""
         self.scene, self.folder, self.say = scene, folder, say
         config, task, method = scene.config, scene.task, scene.method
         self.eligible = scene.population.eligible()
@@ -199,67 +204,68 @@ class Run:
         self.refused = 0
         self.threads = torch.get_num_threads()
         torch.set_num_threads(1)  # so that any number of workers gives the same bits
-        n_cohort = len(cohort(config, self.eligible, 0, method.turns))
-        memory.refuse_too_large(memory.forecast(method, task, sizes, n_cohort))
+        self.n_cohort = len(self.cohort())
+        memory.refuse_too_large(memory.forecast(method, task, sizes, self.n_cohort))
         with torch.no_grad():
             self.server: Tree = method.init_server(task, task.initial, federation)
-            self.store = ClientStore(
-                method.init_client(task, task.initial),
-                len(sizes),
-                config.memory_limit_mb << 20,
-                folder / "state" if folder else None,
-            )
-            message = method.send(task, self.server, torch.tensor(self.eligible[:1]))
-        room = max(n_cohort, min(len(self.eligible), 256, (1 << 30) // tree.n_bytes(task.initial)))
-        work = Work(method, task, scene.population, self.store.initial, config.style)
-        self.executor = Executor(work, self.store, message, crew_of(config), room)
+        limit = config.memory_limit_mb << 20
+        self.store = ClientStore(kept, len(sizes), limit, folder / "state" if folder else None)
 
     def close(self) -> None:
-        self.executor.close()
         torch.set_num_threads(self.threads)
 
-    # One round
+    def cohort(self) -> list[int]:
+        """The clients of the next round."""
+        return cohort(self.scene.config, self.eligible, self.round, self.scene.method.turns)
 
-    def play_round(self) -> rows.Round:
-        """Send, train, check, merge. The state changes at the very end or not at all."""
-        began = time.perf_counter()
+    def send(self, ids: list[int]) -> tuple[Same | Each, int]:
+        """What the clients of a round are sent, and the FLOPs of making it."""
+        with flops.direct() as sending, torch.no_grad():
+            message = self.scene.method.send(self.scene.task, self.server, torch.tensor(ids))
+        return message, sending.total
+
+    def merge(
+        self,
+        asked: list[int],
+        message: Same | Each,
+        refused: int,
+        ids: list[int],
+        trained: Trained,
+        began: float,
+    ) -> rows.Round:
+        """End a round: check, merge, count. The state changes at the very end or not at all.
+
+        The message went to the clients `asked`, and some answers were refused before. `trained` is of the others,
+        `ids`; `trained.clients` is what is kept of them here, `trained.flops` all that was done for the round so far.
+        """
         scene, method, task = self.scene, self.scene.method, self.scene.task
-        ids = cohort(scene.config, self.eligible, self.round, method.turns)
+        clients, uploads = trained.clients, trained.uploads
+        fine = tree.all_finite(uploads, len(ids)) & tree.all_finite(clients, len(ids))
+        if not fine.any():
+            raise RunFailed(f"round {self.round + 1}: every client's update has numbers that are not finite; lower lr")
+        kept = torch.tensor(ids)[fine]
+        if not fine.all():
+            clients, uploads = tree.rows(clients, fine), tree.rows(uploads, fine)
         with torch.no_grad():
-            with flops.direct() as sending:
-                message = method.send(task, self.server, torch.tensor(ids))
-            clients, uploads, metrics, of_clients = self.executor.train(self.round, message, ids)
-            self._check_losses(ids, metrics["loss"])
-            if scene.attackers:
-                evil = torch.tensor([i in scene.attackers for i in ids])
-                uploads = attack.changed(
-                    scene.config.attack, message, uploads, evil, ids, scene.config.seed, self.round
-                )
-            fine = tree.all_finite(uploads, len(ids)) & tree.all_finite(clients, len(ids))
-            if not fine.any():
-                raise RunFailed(
-                    f"round {self.round + 1}: every client's update has numbers that are not finite; lower lr"
-                )
-            kept = torch.tensor(ids)[fine]
-            if not fine.all():
-                clients, uploads = tree.rows(clients, fine), tree.rows(uploads, fine)
-            sizes = scene.population.sizes()[kept]
             with flops.direct() as merging:
-                server = method.merge(task, self.server, kept, uploads, sizes)
+                server = method.merge(task, self.server, kept, uploads, scene.population.sizes()[kept])
             if not bool(tree.all_finite(tree.map(lambda x: x[None], server), 1)):
                 raise RunFailed(f"round {self.round + 1}: the server's state is no longer finite; lower lr")
-            drift = diagnose.drift(task, message, uploads)
-        down, up = self._traffic(message, tree.row(uploads, 0), len(ids))
+            sent = message
+            if isinstance(message, Each) and len(kept) < len(asked):
+                sent = Each(tree.rows(message.tree, torch.tensor([asked.index(i) for i in kept.tolist()])))
+            drift = diagnose.drift(task, sent, uploads)
+        down, up = self._traffic(message, tree.row(uploads, 0), len(asked))
         row = rows.Round(
             round=self.round + 1,
-            clients=len(ids),
-            loss=float(metrics["loss"].mean()),
+            clients=len(asked),
+            loss=float(trained.metrics["loss"].mean()),
             bytes_down=down,
             bytes_up=up,
-            refused=len(ids) - len(kept),
+            refused=refused + len(ids) - len(kept),
             update_norm=drift.norm,
             update_variance=drift.variance,
-            flops=sending.total + of_clients + merging.total,
+            flops=trained.flops + merging.total,
             train_seconds=time.perf_counter() - began,
         )
         with undisturbed():
@@ -279,15 +285,85 @@ class Run:
         each = [method.n_bytes(task, tree.row(message.tree, i), upload) for i in range(n)]
         return sum(down for down, _ in each), sum(up for _, up in each)
 
-    def traffic_by_group(self) -> dict[str, dict[str, int]]:
+    def traffic_by_group(self, upload: Tree) -> dict[str, dict[str, int]]:
         """Bytes of a client and round now, by what they are: the model's body and head, its statistics, and others."""
         method, task = self.scene.method, self.scene.task
-        client = self.eligible[0]
-        with torch.no_grad():
-            message = method.send(task, self.server, torch.tensor([client]))
+        message, _ = self.send(self.eligible[:1])
         one = tree.row(message.tree, 0) if isinstance(message, Each) else message.tree
-        down, up = method.counted(task, one, self.executor.template[1])
+        down, up = method.counted(task, one, upload)
         return {"down_each": rows.bytes_by_group(task, down), "up_each": rows.bytes_by_group(task, up)}
+
+    # State on disk
+
+    def counted(self) -> dict[str, Any]:
+        """What a checkpoint says of the run so far, besides its tensors."""
+        return {
+            "plures": __version__,
+            "config": self.scene.config.identity(),
+            "refused": self.refused,
+            "rows": [row.to_json() for row in self.rows],
+        }
+
+    def save(self) -> None:
+        if self.folder is None:
+            return
+        with undisturbed():
+            checkpoint.write(self.folder / "checkpoint", self.round, self.server, self.store, self.counted())
+
+    def load(self) -> dict[str, Any]:
+        """Go back to the newest whole checkpoint and give what it counted; without any, stay at the start."""
+        assert self.folder is not None
+        found, torn = checkpoint.read(self.folder / "checkpoint")
+        for sentence in torn:
+            self.say(sentence)
+        if found is None:
+            return {}
+        if found.manifest["config"] != self.scene.config.identity():
+            raise UsageError(f"the checkpoint in {self.folder} is from another config than its config.toml")
+        self.server = checkpoint.restore(self.server, found.server)
+        checkpoint.restore_rows(self.store, found)
+        self.round, self.refused = found.manifest["round"], found.manifest["refused"]
+        self.rows = [rows.Round.from_json(row) for row in found.manifest["rows"]]
+        return found.manifest
+
+    def digest(self) -> str:
+        return checkpoint.digest(self.server, self.store)
+
+
+class Run(Course):
+    """A run whose clients are simulated here."""
+
+    def __init__(self, scene: Scene, folder: Path | None, say: Say) -> None:
+        config, task, method = scene.config, scene.task, scene.method
+        with torch.no_grad():
+            kept = method.init_client(task, task.initial)
+        super().__init__(scene, folder, say, kept)
+        message, _ = self.send(self.eligible[:1])
+        room = max(self.n_cohort, min(len(self.eligible), 256, (1 << 30) // tree.n_bytes(task.initial)))
+        work = Work(method, task, scene.population, self.store.initial, config.style)
+        self.executor = Executor(work, self.store, message, crew_of(config), room)
+
+    def close(self) -> None:
+        self.executor.close()
+        super().close()
+
+    # One round
+
+    def play_round(self) -> rows.Round:
+        """Send, train, check, merge."""
+        began = time.perf_counter()
+        scene, ids = self.scene, self.cohort()
+        message, of_sending = self.send(ids)
+        trained = self.executor.train(self.round, message, ids)
+        self._check_losses(ids, trained.metrics["loss"])
+        if scene.attackers:
+            evil = torch.tensor([i in scene.attackers for i in ids])
+            with torch.no_grad():
+                uploads = attack.changed(
+                    scene.config.attack, message, trained.uploads, evil, ids, scene.config.seed, self.round
+                )
+            trained = trained._replace(uploads=uploads)
+        return self.merge(ids, message, 0, ids, trained._replace(flops=trained.flops + of_sending), began)
 
     def _check_losses(self, ids: list[int], losses: Tensor) -> None:
         bad = [client for client, loss in zip(ids, losses.tolist(), strict=True) if not np.isfinite(loss)]
@@ -395,38 +471,6 @@ class Run:
             states = self.store.rows(torch.tensor([client]))
             return tree.row(execute.one_by_one(fn, message, states, shards), 0)
 
-    # State on disk
-
-    def save(self) -> None:
-        if self.folder is None:
-            return
-        manifest = {
-            "plures": __version__,
-            "config": self.scene.config.identity(),
-            "refused": self.refused,
-            "rows": [row.to_json() for row in self.rows],
-        }
-        with undisturbed():
-            checkpoint.write(self.folder / "checkpoint", self.round, self.server, self.store, manifest)
-
-    def load(self) -> None:
-        """Go back to the newest whole checkpoint; without any, stay at the start."""
-        assert self.folder is not None
-        found, torn = checkpoint.read(self.folder / "checkpoint")
-        for sentence in torn:
-            self.say(sentence)
-        if found is None:
-            return
-        if found.manifest["config"] != self.scene.config.identity():
-            raise UsageError(f"the checkpoint in {self.folder} is from another config than its config.toml")
-        self.server = checkpoint.restore(self.server, found.server)
-        checkpoint.restore_rows(self.store, found)
-        self.round, self.refused = found.manifest["round"], found.manifest["refused"]
-        self.rows = [rows.Round.from_json(row) for row in found.manifest["rows"]]
-
-    def digest(self) -> str:
-        return checkpoint.digest(self.server, self.store)
-
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
@@ -451,14 +495,14 @@ class Result(NamedTuple):
     folder: Path | None
 
 
-class _StopRequest:
+class StopRequest:
     """Ctrl-C or SIGTERM: the first asks to stop after the round, the second stops at once."""
 
     def __init__(self, say: Say) -> None:
         self.asked, self.say = False, say
         self.old: dict[int, Any] = {}
 
-    def __enter__(self) -> "_StopRequest":
+    def __enter__(self) -> "StopRequest":
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self.old[number] = signal.signal(number, self._ask)
@@ -478,8 +522,8 @@ class _StopRequest:
 class Watcher:
     """Is told what happens in a run. As it stands here it does not care."""
 
-    def started(self, run: Run) -> None: ...
-    def played(self, run: Run, row: rows.Round) -> None: ...
+    def started(self, run: Course) -> None: ...
+    def played(self, run: Course, row: rows.Round) -> None: ...
     def ended(self) -> None: ...
 
 
@@ -488,7 +532,7 @@ def carry_out(scene: Scene, folder: Path | None, say: Say, watcher: Watcher, goi
     config = scene.config
     began = time.perf_counter()
     run = Run(scene, folder, say)
-    stop: AbstractContextManager[_StopRequest] = _StopRequest(say)
+    stop: AbstractContextManager[StopRequest] = StopRequest(say)
     evaluation: rows.Evaluation | None = None
     try:
         if going_on:
@@ -525,17 +569,7 @@ def carry_out(scene: Scene, folder: Path | None, say: Say, watcher: Watcher, goi
                 raise
         watcher.ended()
         assert evaluation is not None
-        summary = rows.summary(run.rows, evaluation, config, scene.method.scored)
-        summary |= {
-            "bytes": summary["bytes"] | run.traffic_by_group(),
-            "flops": sum(row.flops for row in run.rows),
-            "seconds": rows.seconds(run.rows, evaluation, time.perf_counter() - began),
-            "peak_rss_mb": _peak_rss_mb(),
-            "refused_updates": run.refused,
-            "digest": run.digest(),
-        }
-        if config.target is not None:
-            summary["to_target"] = {"target": config.target, "cost": rows.to_target(run.rows, config.target)}
+        summary = summary_of(run, evaluation, run.executor.template[1], time.perf_counter() - began)
         if config.personal_epochs:
             summary["personal_epochs"] = run.as_if_new().to_json()
         new = run.welcome()
@@ -550,13 +584,35 @@ def carry_out(scene: Scene, folder: Path | None, say: Say, watcher: Watcher, goi
         if new is not None and scene.newcomers is not None:
             clients += rows.new_clients(scene.newcomers, new, scene.names)
         if folder is not None:
-            rows.write_clients(folder, clients)
-            checkpoint.write_text(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+            write_results(folder, summary, clients)
         kept = {} if folder is not None else {i: run.personal_model(i) for i in run.eligible}
         return Result(summary, [row.to_json() for row in run.rows], clients, kept, folder)
     finally:
         watcher.ended()
         run.close()
+
+
+def summary_of(run: Course, evaluation: rows.Evaluation, upload: Tree, seconds: float) -> dict[str, Any]:
+    """The numbers of summary.json that every run has; `upload` is like a client's."""
+    config = run.scene.config
+    summary = rows.summary(run.rows, evaluation, config, run.scene.method.scored)
+    summary |= {
+        "bytes": summary["bytes"] | run.traffic_by_group(upload),
+        "flops": sum(row.flops for row in run.rows),
+        "seconds": rows.seconds(run.rows, evaluation, seconds),
+        "peak_rss_mb": _peak_rss_mb(),
+        "refused_updates": run.refused,
+        "digest": run.digest(),
+    }
+    if config.target is not None:
+        summary["to_target"] = {"target": config.target, "cost": rows.to_target(run.rows, config.target)}
+    return summary
+
+
+def write_results(folder: Path, summary: dict[str, Any], clients: list[dict[str, Any]]) -> None:
+    """What a run folder has when the run has ended."""
+    rows.write_clients(folder, clients)
+    checkpoint.write_text(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
 
 
 def _how_to_resume(folder: Path | None, round: int) -> str:
@@ -623,6 +679,11 @@ def open_config(folder: Path) -> Config:
     """The config of a run folder."""
     if not (folder / "config.toml").exists():
         raise UsageError(f"{folder} is not a run folder: it has no config.toml")
+    if (folder / "federation.json").exists():
+        raise UsageError(
+            f"{folder} is of a federated run, whose clients have their data and models themselves; "
+            "use `plures federate start --resume`, `plures federate adapt`, or the models that clients wrote"
+        )
     return make_config(read_toml(folder / "config.toml"))
 
 

@@ -22,7 +22,7 @@ from .memory import in_bytes
 from .method import Each, Federation, Same
 from .methods import METHODS
 from .parts import PARTS
-from .run import Result, Run, Scene, Watcher, cohort
+from .run import Course, Result, Scene, Watcher, cohort
 from .shard import batches_an_epoch
 from .tree import Tree
 
@@ -51,7 +51,7 @@ class Progresses(Watcher):
         if not self.quiet:
             self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    def started(self, run: Run) -> None:
+    def started(self, run: Course) -> None:
         self.began, self.first = time.perf_counter(), run.round
         self.n_bytes = sum(row.bytes_down + row.bytes_up for row in run.rows)
         config = run.scene.config
@@ -74,7 +74,7 @@ class Progresses(Watcher):
             self.bar.start()
             self.task = self.bar.add_task("", total=config.rounds, completed=run.round, numbers="")
 
-    def played(self, run: Run, row: rows.Round) -> None:
+    def played(self, run: Course, row: rows.Round) -> None:
         self.n_bytes += row.bytes_down + row.bytes_up
         numbers = f"loss {row.loss:.4f}"
         if row.personal_mean is not None:
@@ -128,7 +128,7 @@ class GrowingTable:
             table.add_row(*cells)
         return table
 
-    def progress(self, name: str, run: Run, row: rows.Round | None) -> None:
+    def progress(self, name: str, run: Course, row: rows.Round | None) -> None:
         if self.live is None:
             return
         at = f"{run.round}/{run.scene.config.rounds}"
@@ -155,11 +155,11 @@ class _Row(Progresses):
         super().__init__(table.console, name, folder / "log.txt" if folder else None, quiet=True)
         self.table = table
 
-    def started(self, run: Run) -> None:
+    def started(self, run: Course) -> None:
         super().started(run)
         self.table.progress(self.name, run, run.rows[-1] if run.rows else None)
 
-    def played(self, run: Run, row: rows.Round) -> None:
+    def played(self, run: Course, row: rows.Round) -> None:
         super().played(run, row)
         self.table.progress(self.name, run, row)
 

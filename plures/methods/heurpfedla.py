@@ -77,11 +77,10 @@ class HeurpFedLA(PFedLA):
         _, model, metrics = Method.train(self, task, received, (), shard, worn)
         return HeurpFedLAClient(model), model, metrics
 
-    def counted(self, task, message, upload):
-        models = self.shared(task, message)
-        layers = task.layers_in(models)
-        sent = {name: x for name, x in models.items() if not message[KEPT][layers.index(task.layer_of(name))]}
-        return sent, upload
+    def needed(self, task, message):
+        layers = task.layers_in(self.shared(task, message))
+        kept = [layer for layer, stays in zip(layers, message[KEPT].tolist(), strict=True) if stays]
+        return {name: x for name, x in message.items() if name == KEPT or task.layer_of(name) not in kept}
 
 
 def heurpfedla() -> Method:

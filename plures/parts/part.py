@@ -100,5 +100,8 @@ class Part(Method):
     def scored(self):
         return self.host.scored
 
+    def needed(self, task, message):
+        return self.host.needed(task, message)
+
     def counted(self, task, message, upload):
         return self.host.counted(task, message, upload)
