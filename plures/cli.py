@@ -20,6 +20,7 @@ from .comparison import compare as compare_methods
 from .config import Config, make_config, read_toml, to_toml
 from .datasets import DATA, data_folder
 from .errors import PluresError, UsageError, unknown
+from .federate import commands as federate
 from .loggers import makers, with_loggers
 from .run import Result, folder_name, new_folder, opened, set_scene, start
 from .run import resume as resume_run
@@ -420,6 +421,37 @@ def report_(
     console.print(f"report: {page}", markup=False, highlight=False, soft_wrap=True)
     if figures is not None:
         console.print(f"figures: {figures}", markup=False, highlight=False, soft_wrap=True)
+
+
+app.add_typer(federate.app)
+
+
+@federate.app.command("start")
+@with_options
+def federate_start(
+    method: Annotated[str | None, typer.Argument(help="e.g. fedala, ditto:lam=0.5, fedavg+ft")] = None,
+    *,
+    given: dict[str, Any],
+    home: federate.HomeOption = federate.HOME,
+    resume: Annotated[Path | None, typer.Option("--resume", help="go on with this run", metavar="RUN")] = None,
+    wait: Annotated[float, typer.Option(help="seconds to wait until --clients N, or all, are there")] = 60.0,
+    deadline: federate.Deadline = 600.0,
+    quorum: federate.Quorum = 0.5,
+    resend: federate.Resend = 120.0,
+    set_: Setting = None,
+    config: ConfigFile = None,
+    out: Out = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """One run with the clients that are connected: the options are those of `plures run`."""
+    console = _console(to_stderr=as_json)
+    terms = federate.Terms(deadline, quorum, resend)
+    result = federate.start_run(
+        method, given, lambda values: _options(config, values, set_), home, resume, wait, terms, out, quiet, console
+    )
+    _end(result, console, as_json)
 
 
 def main() -> None:

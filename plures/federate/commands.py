@@ -1,0 +1,510 @@
+"""What users type: `plures federate ...`. Flower is imported when a command needs it, and not before."""
+
+import fcntl
+import json
+import os
+import re
+import secrets
+import signal
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+
+from .. import show
+from ..config import make_config, read_toml
+from ..errors import RunFailed, UsageError
+from ..run import Result, Say, new_folder
+from . import rounds, wire
+from .node import Node
+from .rounds import Terms
+
+if TYPE_CHECKING:
+    from flwr.serverapp import Grid
+
+    from .flower import FlowerLink
+    from .home import Home
+
+app = typer.Typer(
+    name="federate",
+    help="The same methods over a real network, on Flower.",
+    no_args_is_help=True,
+)
+
+HomeOption = Annotated[Path, typer.Option("--home", help="the folder that `init` made, or of a client its own part")]
+Deadline = Annotated[float, typer.Option(help="seconds after which a round goes on without those who are silent")]
+Quorum = Annotated[float, typer.Option(help="share of the clients of a round that must answer", min=0, max=1)]
+Resend = Annotated[float, typer.Option(help="seconds without an answer, until a message is sent again")]
+Debug = Annotated[bool, typer.Option("--debug", help="show the traceback of an error")]
+HOME = Path("federation")
+
+
+def _with_flower() -> None:
+    try:
+        import flwr  # noqa: F401
+    except ImportError:
+        raise UsageError("`plures federate` needs Flower; install it with: pip install 'plures[deploy]'") from None
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """SIGTERM ends us as Ctrl-C does: in order, with our children."""
+
+    def end(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    old = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    except KeyboardInterrupt:
+        _say("stopped")
+    finally:
+        signal.signal(signal.SIGTERM, old)
+
+
+@contextmanager
+def held(path: Path, what: str, note: str = "") -> Iterator[None]:
+    """Only one process at a time; its number is in the file, so that `stop` finds it, and a note for after a crash."""
+    with open(path, "a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UsageError(f"{what} is running already ({path})") from None
+        file.truncate(0)
+        file.write(f"{os.getpid()} {note}\n")
+        file.flush()
+        yield
+        file.truncate(0)
+
+
+def left_behind(path: Path) -> str:
+    """The note of a process that held a file and was killed."""
+    words = path.read_text(encoding="utf-8").split() if path.exists() and holder(path) is None else []
+    return words[1] if len(words) > 1 else ""
+
+
+def holder(path: Path) -> int | None:
+    """The process that holds a file; None when there is none."""
+    try:
+        with open(path, "a+", encoding="utf-8") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return None
+            except OSError:
+                file.seek(0)
+                return int((file.read().split() or ["0"])[0]) or None
+    except FileNotFoundError:
+        return None
+
+
+# init
+
+
+@app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(help="the folder to make", metavar="DIR")] = HOME,
+    client: Annotated[list[str] | None, typer.Option(help="the name of a client, repeatable")] = None,
+    address: Annotated[str, typer.Option(help="what clients call the server: HOST or HOST:PORT")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="where the server listens, on 127.0.0.1")] = 8000,
+    host: Annotated[list[str] | None, typer.Option(help="one more name in the certificate, repeatable")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="plain HTTP and no keys, on 127.0.0.1 alone")] = False,
+    debug: Debug = False,
+) -> None:
+    """Make certificates and keys, or add clients, and say what to type."""
+    _with_flower()
+    from . import home as homes
+
+    made = homes.make(folder, client or [], port, address, host or [], insecure)
+    _say(f"{folder}: clients {', '.join(made.clients()) or 'none yet, add some with --client NAME'}")
+    if insecure:
+        _say("plain HTTP, and no client has to show a key: for trying things out on one machine")
+    _say(f"what to type next is in {folder / 'README.md'}")
+
+
+# server
+
+
+@app.command()
+def server(home: HomeOption = HOME, debug: Debug = False) -> None:
+    """Carry messages between clients and runs, until Ctrl-C."""
+    _with_flower()
+    from . import flower
+    from . import home as homes
+
+    here = homes.open_home(home)
+    place = home / "server"
+    place.mkdir(exist_ok=True)
+    if here.address.answers():
+        raise UsageError(f"port {here.port} of 127.0.0.1 is taken; stop what listens there, or choose another --port")
+    command = ["--host", "127.0.0.1", "--port", str(here.port), "--database", str(place / "state.db")]
+    command += ["--isolation", "process", "--superexec-auth-secret-file", str(home / "secret")]
+    if here.insecure:
+        command += ["--insecure"]
+    else:
+        for option, file in (("ca-certfile", "ca.crt"), ("certfile", "server.crt"), ("keyfile", "server.key")):
+            command += [f"--ssl-{option}", str(home / file)]
+        command += ["--enable-supernode-auth"]
+    log = place / "superlink.log"
+    with (
+        ended_by_signals(),
+        held(place / "pid", "the server"),
+        flower.child("flower-superlink", command, place / "flwr", log) as process,
+    ):
+        _wait(lambda: here.address.answers() or process.poll() is not None, 60)
+        known: set[str] = set()
+        operator = flower.Operator(here.address)
+        while process.poll() is None:
+            new = _register(here, operator, known)
+            if new or not known:
+                said = f"clients that may take part: {', '.join(here.clients()) or 'none yet'}"
+                said = said if not here.insecure else "any client of this machine may take part"
+                _say(f"listening on {'http' if here.insecure else 'https'}://{here.address}; {said}")
+                known |= {*new, ""}
+            time.sleep(1)
+        raise RunFailed(f"the server ended: {_why_it_ended(log)}")
+
+
+def _register(here: "Home", operator: Any, known: set[str]) -> list[str]:
+    """Make the keys of new clients known to the server."""
+    names = [name for name in here.clients() if name not in known and not here.insecure]
+    if not names:
+        return []
+    there = {node.public_key for node in operator.nodes()}
+    for name in names:
+        if (key := here.public_key(name)) not in there:
+            operator.register(name, key)
+    return names
+
+
+def _wait(is_done: Callable[[], bool], seconds: float) -> bool:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if is_done():
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def _why_it_ended(log: Path) -> str:
+    """The last error in a log of Flower's, without its colours."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", log.read_text(encoding="utf-8", errors="replace"))
+    said = text.rpartition("ERROR")[2].partition("For more information")[0] if "ERROR" in text else text[-300:]
+    return f"{' '.join(said.split()).lstrip(': ')[:400]} (more in {log})"
+
+
+# client
+
+
+@app.command()
+def client(
+    data: Annotated[Path, typer.Option(help="our rows: an .npz file with x and y, and if you like is_test")],
+    name: Annotated[str, typer.Option(help="our name in the federation")],
+    home: HomeOption = HOME,
+    model: Annotated[list[str] | None, typer.Option(help="a model of ours that may be asked for: module:Class")] = None,
+    threads: Annotated[int, typer.Option(help="of the processor, that training may use", min=1)] = 1,
+    debug: Debug = False,
+) -> None:
+    """Take part in runs with our own rows, which stay here, until Ctrl-C."""
+    _with_flower()
+    from . import flower
+    from . import home as homes
+
+    kit = homes.open_kit(home, name)
+    torch.set_num_threads(threads)
+    place = kit.folder / "private"
+    place.mkdir(exist_ok=True)
+    os.chmod(place, 0o700)
+    say = flower.say_to(place / "log.txt", _say)
+    node = Node(name, data, place, say, tuple(model or []))
+    say(f"{name}: {len(node.data.y)} rows in {data}; they and our own state stay here, in {place}")
+    _check_server(kit.server, say)
+    secret_file, log = place / "secret", place / "supernode.log"
+    secret_file.touch(0o600)
+    secret_file.write_bytes(secrets.token_bytes(32))
+    answers = flower.client_app(node)
+    with ended_by_signals(), held(place / "pid", name):
+        while True:
+            port = flower.free_port()
+            log.write_bytes(b"")
+            command = flower.node_command(kit.server, kit.key, port, secret_file)
+            with flower.child("flower-supernode", command, place / "flwr", log) as process:
+                _wait(lambda: process.poll() is not None or b"SuperNode ID" in log.read_bytes(), 3600)
+                if process.poll() is None:
+                    say(f"connected to {kit.server}; waiting for runs (Ctrl-C ends)")
+                flower.run_client_app(port, secret_file.read_bytes(), answers, lambda: process.poll() is None)
+            why = _why_it_ended(log)
+            if "2004" not in why:
+                raise RunFailed(f"the server at {kit.server} did not take us: {why}")
+            say("the server thinks that we are still connected, as after a crash; trying again in 5 s")
+            time.sleep(5)
+
+
+def _check_server(address: Any, say: Say) -> None:
+    """Say at once what Flower would only try again and again: no server, or one that is not ours."""
+    if not address.answers():
+        say(f"no server at {address} yet; trying until there is one")
+        return
+    if address.ca is None:
+        return
+    context = ssl.create_default_context(cafile=str(address.ca))
+    try:
+        with socket.create_connection((address.host, address.port), timeout=5) as plain:
+            context.wrap_socket(plain, server_hostname=address.host).close()
+    except ssl.SSLCertVerificationError as error:
+        raise UsageError(
+            f"the server at {address} is not the one that {address.ca} vouches for: {error.verify_message}. "
+            "Ask whoever runs it for the right ca.crt"
+        ) from None
+    except OSError as error:
+        raise UsageError(
+            f"the server at {address} does not speak TLS ({error}); is it one without certificates?"
+        ) from None
+
+
+# start
+
+
+def start_run(
+    method: str | None,
+    given: dict[str, Any],
+    values: Callable[[dict[str, Any]], dict[str, Any]],
+    home: Path,
+    resume: Path | None,
+    wait: float,
+    terms: Terms,
+    out: Path | None,
+    quiet: bool,
+    console: Console,
+) -> Result:
+    """Carry out a run with the clients that are there: the body of `plures federate start`."""
+    _with_flower()
+    if (method is None) == (resume is None):
+        raise UsageError("give a METHOD to start a run, or --resume RUN to go on with one")
+    for key in given:
+        if key in rounds.NOT_HERE:
+            raise UsageError(f"--{key.replace('_', '-')} is for simulations; in a federation the data is with clients")
+    config = make_config(values(given | {"method": method})) if method is not None else None
+    results: list[Result] = []
+
+    def main(link: "FlowerLink", number: int) -> None:
+        if config is not None:
+            names = _present(link, _expected(home), config.clients, wait, _say_on(console, quiet))
+            about = rounds.agreed(rounds.hellos(link, names, config, terms, _say_on(console, quiet)))
+            rounds.set_scene(config, about)
+            folder = new_folder(config.model_copy(update={"data": "federation"}), out)
+            scene = rounds.begin(config, about, folder)
+        else:
+            assert resume is not None
+            folder = resume
+            scene, about = rounds.reopened(folder)
+        watcher = show.Progresses(console, scene.config.method, folder / "log.txt", quiet)
+        with held(folder / "pid", "the run", str(number)):
+            _note_run(home, folder)
+            run = rounds.FederatedRun(scene, about, folder, watcher.say, link, terms)
+            if resume is not None:
+                run.load()
+            for line in wire.manifest_lines(run.forms):
+                watcher.say(line)
+            results.append(rounds.carry_out(run, watcher))
+
+    _linked(home, main, left_behind(resume / "pid") if resume is not None else "")
+    return results[0]
+
+
+def _say_on(console: Console, quiet: bool) -> Say:
+    def say(line: str) -> None:
+        if not quiet:
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    return say
+
+
+def _linked(home: Path, main: "Callable[[FlowerLink, int], None]", ended: str = "") -> None:
+    """Call `main` with the way to the clients and the number of Flower's run; that of one that was killed is ended."""
+    from . import flower
+    from . import home as homes
+
+    here = homes.open_home(home)
+    os.environ["FLWR_HOME"] = str((home / "server" / "flwr").resolve())
+    operator = flower.Operator(here.address)
+    try:
+        _register(here, operator, set())
+        if ended.isdigit():
+            operator.stop_run(int(ended))
+        number = operator.start_run()
+        names = _names_told if here.insecure else _names_registered
+        flower.run_server_app(
+            here.address, here.secret, flower.server_app(here.address, lambda link: main(link, number), names)
+        )
+    finally:
+        operator.close()
+
+
+def _names_registered(grid: "Grid") -> dict[int, str]:
+    """Of the nodes that are there, by the keys that they have shown."""
+    return {node.node_id: node.name for node in grid.get_nodes()}
+
+
+def _names_told(grid: "Grid") -> dict[int, str]:
+    """Of the nodes that are there, as they say themselves: where no key has to be shown."""
+    from . import flower
+
+    hello = wire.pack(wire.HelloRequest(seed=0, test_share=0.25), {})
+    sent = {flower.push(grid, node, hello): node for node in grid.get_node_ids()}
+    found: dict[int, str] = {}
+    until = time.monotonic() + 15
+    while len(found) < len(sent) and time.monotonic() < until:
+        for number, answer in flower.pull(grid, list(sent)):
+            name = wire.checked(wire.Hello, wire.unpack(answer or b"", wire.room())[0]).name
+            if name in found.values():
+                raise RunFailed(f"two clients say that their name is {name}.")
+            found[sent[number]] = name
+        time.sleep(rounds.POLL_SECONDS)
+    return found
+
+
+def _expected(home: Path) -> list[str]:
+    from . import home as homes
+
+    return homes.open_home(home).clients()
+
+
+def _present(link: "FlowerLink", known: list[str], wanted: int | None, wait: float, say: Say) -> list[str]:
+    """The names of the clients that are there, once there are enough."""
+    n = wanted or max(1, len(known))
+    told = False
+    until = time.monotonic() + wait
+    while True:
+        names = link.clients()
+        if len(names) >= n:
+            return names
+        if time.monotonic() > until:
+            raise RunFailed(
+                f"{len(names)} of {n} clients are there ({', '.join(names) or 'none'}); start the others, "
+                "or run with fewer: --clients N"
+            )
+        if not told:
+            missing = [name for name in known if name not in names]
+            say(f"waiting for {n - len(names)} more clients" + (f" of {', '.join(missing)}" if missing else ""))
+            told = True
+        time.sleep(1)
+
+
+def _note_run(home: Path, folder: Path) -> None:
+    """So that `status` and `stop` know of it."""
+    path = home / "server" / "runs.txt"
+    have = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    if str(folder.resolve()) not in have:
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(f"{folder.resolve()}\n")
+
+
+# status and stop
+
+
+@app.command()
+def status(
+    home: HomeOption = HOME,
+    as_json: Annotated[bool, typer.Option("--json", help="as JSON")] = False,
+    debug: Debug = False,
+) -> None:
+    """Who is there, and how far runs are."""
+    _with_flower()
+    from . import flower
+    from . import home as homes
+
+    here = homes.open_home(home)
+    is_up = here.address.answers()
+    found: dict[str, Any] = {"server": str(here.address) if is_up else None, "clients": {}, "runs": []}
+    if is_up:
+        operator = flower.Operator(here.address)
+        for node in operator.nodes():
+            found["clients"][node.name or str(node.node_id)] = node.status
+        operator.close()
+    for folder in _runs(home):
+        found["runs"].append(_state_of(folder))
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
+    _say(f"server   {'listening on ' + found['server'] if is_up else 'not running'}")
+    for name in sorted({*here.clients(), *found["clients"]}):
+        _say(f"client   {name}: {found['clients'].get(name, 'not known to the server')}")
+    for one in found["runs"]:
+        _say(f"run      {one['folder']}: {one['method']}, {one['state']}, {one['round']} of {one['rounds']} rounds")
+
+
+def _runs(home: Path) -> list[Path]:
+    path = home / "server" / "runs.txt"
+    names = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return [Path(name) for name in names if (Path(name) / "config.toml").exists()]
+
+
+def _state_of(folder: Path) -> dict[str, Any]:
+    values = read_toml(folder / "config.toml")
+    numbers = [int(path.name) for path in (folder / "checkpoint").glob("[0-9]*")]
+    is_done = (folder / "summary.json").exists()
+    state = "ended" if is_done else "running" if holder(folder / "pid") else "stopped"
+    known = {"method": values["method"], "rounds": values["rounds"]}
+    return {"folder": str(folder), "state": state, "round": max(numbers, default=0)} | known
+
+
+@app.command()
+def stop(
+    run: Annotated[Path | None, typer.Argument(help="a run folder; without one, the server", metavar="RUN")] = None,
+    home: HomeOption = HOME,
+    debug: Debug = False,
+) -> None:
+    """Stop a run after its round, so that it can go on later; or stop the server."""
+    path, what = (home / "server" / "pid", "the server") if run is None else (run / "pid", f"the run {run}")
+    process = holder(path)
+    if process is None:
+        raise UsageError(f"{what} is not running")
+    os.kill(process, signal.SIGTERM)
+    if not _wait(lambda: holder(path) is None, 30 if run is None else 3600):
+        raise RunFailed(f"{what} (process {process}) does not end.")
+    _say(f"{what} has stopped")
+
+
+# adapt
+
+
+@app.command()
+def adapt(
+    run: Annotated[Path, typer.Argument(help="the folder of a federated run", metavar="RUN")],
+    client: Annotated[str, typer.Option(help="the name of a client that is connected and was not in training")],
+    epochs: Annotated[int, typer.Option(help="passes over the new client's rows", min=0)] = 5,
+    home: HomeOption = HOME,
+    deadline: Deadline = 600.0,
+    as_json: Annotated[bool, typer.Option("--json", help="as JSON")] = False,
+    debug: Debug = False,
+) -> None:
+    """A client that was not in training, while a run goes on or after it, makes a model of its own and keeps it."""
+    _with_flower()
+    scene, about = rounds.reopened(run)
+    if client in [one.name for one in about.clients]:
+        raise UsageError(f"{client} takes part in {run}: its own model is written when the run ends")
+
+    def main(link: "FlowerLink", number: int) -> None:
+        _wait(lambda: client in link.clients(), 30)
+        opened = rounds.FederatedRun(scene, about, run, _say, link, Terms(deadline=deadline))
+        opened.load()
+        found = rounds.adapt(opened, client, epochs)
+        if as_json:
+            print(json.dumps(found, indent=2))
+            return
+        for number, accuracy in enumerate(found["curve"]):
+            _say(f"after {number} epochs: {show.percent(accuracy)} of its {found['n_test']} test rows are right")
+        _say(f"{client} has its own model, from the state after round {found['round']}")
+
+    _linked(home, main)

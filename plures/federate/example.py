@@ -1,0 +1,20 @@
+"""Files for trying `plures federate`: some of the bundled digits for each name, as .npz. Each favours some classes."""
+
+import sys
+
+import numpy as np
+
+from .. import datasets, partition, seeds
+
+
+def write(paths: list[str]) -> None:
+    data = datasets.load("digits")
+    split = partition.make_split(data, "dirichlet:0.5", len(paths), 0, 0.25, 1.0)
+    for path, train, test in zip(paths, split.train, split.test, strict=True):
+        rows = seeds.generator("example", path).permutation(np.r_[train, test])
+        np.savez(path, x=data.x[rows], y=data.y[rows], is_test=np.isin(rows, test).astype(np.int64))
+        print(f"{path}: {len(train)} rows to train on and {len(test)} to be tested on")
+
+
+if __name__ == "__main__":
+    write(sys.argv[1:])

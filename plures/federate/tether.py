@@ -1,0 +1,55 @@
+"""Runs a program of Flower's that ends when its parent does. Started as a file, so that it does not import torch.
+
+Its standard input is a pipe whose other end only the parent holds: when the parent ends, even by SIGKILL, it closes.
+"""
+
+import os
+import signal
+import sys
+import threading
+import time
+from types import SimpleNamespace
+
+
+def _end_with_the_parent() -> None:
+    os.read(0, 1)
+    os.kill(os.getpid(), signal.SIGTERM)
+    threading.Event().wait(5)
+    os._exit(1)
+
+
+class _Naps:
+    """How long a SuperNode sleeps between its questions for messages.
+
+    By itself it sleeps three seconds, and half a second while a message is being answered: a round of small
+    models would take longer to carry than to compute. Here it asks often while messages come, and seldom when none do.
+    """
+
+    def __init__(self) -> None:
+        self.busy = time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        now = time.monotonic()
+        if seconds < 1:
+            self.busy = now
+            time.sleep(0.05)
+        else:
+            time.sleep(min(seconds, max(0.25, (now - self.busy) / 10)))
+
+
+if __name__ == "__main__":
+    sys.path.pop(0)  # the folder of this file, whose modules would hide others
+    program = sys.argv[1]
+    sys.argv = sys.argv[1:]
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+    if program == "flower-superlink":
+        from flwr.superlink.cli import flower_superlink as main
+    else:
+        from flwr.supercore.inflatable.inflatable_utils import pull_objects
+        from flwr.supernode import start_client_internal
+        from flwr.supernode.cli import flower_supernode as main
+
+        assert pull_objects.__kwdefaults__ is not None
+        pull_objects.__kwdefaults__["initial_backoff"] = 0.1  # as in flower.py
+        start_client_internal.time = SimpleNamespace(sleep=_Naps().sleep)
+    main()

@@ -1,0 +1,305 @@
+"""What travels: a message is one safetensors file whose header holds some checked fields. Reading it runs no code.
+
+The shapes of all tensors that may travel in an experiment follow from its method, model and number of clients.
+Both sides work them out for themselves (`forms`), print them, and hold every message against them.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from safetensors.torch import load, save
+from torch import Tensor
+from torch._subclasses import FakeTensorMode  # private in torch: tensors with shapes and no memory
+
+from .. import tree
+from ..checkpoint import named
+from ..execute import Job, Population, Work
+from ..memory import in_bytes
+from ..method import Each, Federation, Method, Same
+from ..task import Task
+from ..tree import Tree
+
+HEADER_ROOM = 1 << 16  # bytes of a message besides its tensors, and
+TENSOR_ROOM = 512  # bytes for the name, the shape and the place of each
+
+
+class Refused(Exception):
+    """A message that is not what it should be. The text names no value that came from outside unless it is short."""
+
+
+def shown(text: str) -> str:
+    """A word from outside, made fit for a terminal and a log."""
+    return "".join(c if c.isprintable() else "?" for c in text[:60])
+
+
+# Fields
+
+
+class _Fields(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+Count = Field(ge=0, le=10**9)
+Number = Field(allow_inf_nan=False)
+
+
+class HelloRequest(_Fields):
+    """The server asks what a client has."""
+
+    kind: Literal["hello"] = "hello"
+    seed: int = Count
+    test_share: float = Field(gt=0, lt=1)
+
+
+class Hello(_Fields):
+    """What the server must know of a client's data: numbers and shapes, no row of it."""
+
+    kind: Literal["hello"] = "hello"
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
+    n_train: int = Count
+    n_test: int = Count
+    shape: list[int] = Field(max_length=8)
+    dtype: Literal["float32", "int64"]
+    label_axes: int = Field(ge=1, le=2)
+    n_classes: int = Field(ge=1, le=10**6)
+    n_tokens: int = Field(ge=0, le=10**6)
+
+
+class Experiment(_Fields):
+    """What all clients of an experiment must know to take part in it."""
+
+    id: str = Field(pattern=r"^[0-9a-f]{16}$")
+    config: dict[str, Any]
+    n_clients: int = Field(ge=1, le=10**6)
+    n_classes: int = Field(ge=1, le=10**6)
+    n_tokens: int = Field(ge=0, le=10**6)
+
+
+class RoundRequest(_Fields):
+    """What a client is asked to do with the tensors beside it: to train, to score its model, or both."""
+
+    kind: Literal["round"] = "round"
+    experiment: Experiment
+    client: int = Count  # its number in the experiment
+    round: int = Count  # counted from 0: that many are over
+    version: int = Count  # after which round its state is the one that counts; 0 is the start
+    keep: int = Count  # versions before this one are never asked for again
+    missed: list[int]  # rounds, counted from 1, that went on without it
+    train: bool
+    score: bool
+    last: bool  # the run has ended: the client may write its model down
+
+
+class Scores(_Fields):
+    """Sums over a client's test rows."""
+
+    hits: float = Number
+    loss: float = Number
+    n: int = Count
+
+
+State = Literal["kept", "new", "lost"]  # a client had its state, it needed none, it had lost it and began anew
+
+
+class RoundReply(_Fields):
+    kind: Literal["round"] = "round"
+    experiment: str = Field(pattern=r"^[0-9a-f]{16}$")
+    client: int = Count
+    round: int = Count
+    n: int = Count  # training rows
+    state: State
+    loss: float | None = Number
+    flops: int = Field(ge=0, le=10**20)  # of training
+    personal: Scores | None
+    generic: Scores | None
+
+
+class AdaptRequest(_Fields):
+    """A client that has not taken part is sent what it makes its own model from."""
+
+    kind: Literal["adapt"] = "adapt"
+    experiment: Experiment
+    epochs: int = Field(ge=0, le=10**4)
+
+
+class AdaptReply(_Fields):
+    kind: Literal["adapt"] = "adapt"
+    experiment: str = Field(pattern=r"^[0-9a-f]{16}$")
+    curve: list[float] = Field(max_length=10**4 + 1)  # its accuracy after 0, 1, ... epochs; empty without test rows
+    n_train: int = Count
+    n_test: int = Count
+
+
+class ErrorReply(_Fields):
+    """Something went wrong at the client. What, is in its own log: the words of an error may hold data."""
+
+    kind: Literal["error"] = "error"
+    error: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,60}$")  # the type of the error
+
+
+# Messages
+
+SomeFields = TypeVar("SomeFields", bound=_Fields)
+
+
+def pack(fields: _Fields, parts: dict[str, Tree]) -> bytes:
+    """One message. Tensors that are equal travel once."""
+    tensors: dict[str, Tensor] = {}
+    same: dict[str, str] = {}
+    seen: dict[str, str] = {}
+    for part, content in parts.items():
+        for name, x in named(part, content).items():
+            key = f"{x.dtype} {tuple(x.shape)} {hashlib.blake2b(x.numpy().tobytes()).hexdigest()}"
+            if key in seen:
+                same[name] = seen[key]
+            else:
+                seen[key], tensors[name] = name, x
+    return save(tensors, metadata={"fields": fields.model_dump_json(), "same": json.dumps(same)})
+
+
+def unpack(data: bytes, most: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The fields of a message, not yet checked, and its tensors by name."""
+    if len(data) > most:
+        raise Refused(f"it has {in_bytes(len(data))}, at most {in_bytes(most)} were expected")
+    try:
+        length = int.from_bytes(data[:8], "little")
+        header = json.loads(data[8 : 8 + length])["__metadata__"]
+        fields, same = json.loads(header["fields"]), json.loads(header["same"])
+        tensors = load(data)
+        tensors |= {name: tensors[other] for name, other in same.items()}
+        if not isinstance(fields, dict):
+            raise TypeError
+    except Exception:  # the bytes may be anything at all
+        raise Refused("it is not a message of ours (safetensors with checked fields)") from None
+    return fields, tensors
+
+
+def checked(kind: type[SomeFields], fields: dict[str, Any]) -> SomeFields:
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "its fields"
+        raise Refused(f"its field {shown(where)} is wrong ({first['type']})") from None
+
+
+def room(*contents: Tree) -> int:
+    """The most bytes that a message with this content may have."""
+    each = [x for content in contents for x in tree.leaves(content)]
+    return HEADER_ROOM + sum(x.numel() * x.element_size() + TENSOR_ROOM for x in each)
+
+
+def taken(part: str, tensors: dict[str, Tensor], form: Tree) -> Tree:
+    """The tensors of a part as a tree like the form. Others than the form has are refused, and what is not finite."""
+    leaves = []
+    for name, x in zip(tree.names(form), tree.leaves(form), strict=True):
+        found = tensors.pop(f"{part}/{name}", None)
+        if found is None:
+            raise Refused(f"{part}/{name} is missing")
+        if found.shape != x.shape or found.dtype != x.dtype:
+            raise Refused(f"{part}/{name} is {_kind(found)}, not {_kind(x)}")
+        if found.is_floating_point() and not bool(found.isfinite().all()):
+            raise Refused(f"{part}/{name} has numbers that are not finite")
+        leaves.append(found)
+    return tree.unflatten(leaves, tree.flatten(form)[1])
+
+
+def filled(part: str, tensors: dict[str, Tensor], form: Tree, needed: Callable[[Tree], Tree]) -> Tree:
+    """As `taken`, with zeros for what the receiver does not need; nothing else may be missing."""
+    names, present = tree.names(form), set(tensors)
+    for name, x in zip(names, tree.leaves(form), strict=True):
+        tensors.setdefault(f"{part}/{name}", torch.zeros(x.shape, dtype=x.dtype))
+    whole = taken(part, tensors, form)
+    if {f"{part}/{name}" for name in tree.names(needed(whole))} != {f"{part}/{name}" for name in names} & present:
+        raise Refused(f"tensors of {part} are missing")
+    return whole
+
+
+def nothing_left(tensors: dict[str, Tensor]) -> None:
+    """Refuse a message with a tensor that nobody asked for."""
+    for name, x in tensors.items():
+        raise Refused(f"{shown(name)} ({_kind(x)}) is not on the list of what travels")
+
+
+def _kind(x: Tensor) -> str:
+    return f"{'x'.join(map(str, x.shape)) or 'one'} {str(x.dtype).removeprefix('torch.')}"
+
+
+# What may travel
+
+
+class Forms(NamedTuple):
+    """Trees like those that travel, of tensors that have a shape and a type and no numbers."""
+
+    train: Tree  # down, to a client that trains
+    serve: Tree  # down, to a client that is scored
+    generic: Tree  # down: the one model for all; empty when there is none
+    newcomer: Tree  # down, to a client that has not taken part
+    upload: Tree  # up
+    kept: Tree  # by a client; never travels
+
+
+def forms(method: Method, task: Task, n_clients: int) -> Forms:
+    """The shapes of everything, from the method itself: no data and no memory is needed."""
+    with FakeTensorMode(allow_non_fake_inputs=True) as fake, torch.no_grad():
+        params: tree.Params = {name: fake.from_tensor(x) for name, x in task.initial.items()}
+        server = method.init_server(task, params, Federation(torch.arange(n_clients), torch.tensor(0)))
+        train, serve = (_one(call(task, server, torch.arange(1))) for call in (method.send, method.serve))
+        generic = method.generic(task, server) or {}
+        newcomer, kept = method.newcomer(task, server), method.init_client(task, params)
+    upload = _upload(method, task, train)
+    return Forms(*(tree.map(_meta, x) for x in (train, serve, generic, newcomer, upload, kept)))
+
+
+def _one(message: Same | Each) -> Tree:
+    return tree.row(message.tree, 0) if isinstance(message, Each) else message.tree
+
+
+def _meta(x: Tensor) -> Tensor:
+    return torch.empty(x.shape, dtype=x.dtype, device="meta")
+
+
+def _upload(method: Method, task: Task, received: Tree) -> Tree:
+    """What comes back, learned from training on one row of zeros."""
+    x = torch.zeros(1, *task.example.shape, dtype=task.example.dtype)
+    with torch.no_grad():
+        y = torch.zeros(task.logits(task.initial, x).shape[:-1], dtype=torch.int64)
+        client = method.init_client(task, task.initial)
+    population = Population(x, y, [np.zeros(1, np.int64)], [], task.n_classes, 0, task.smallest_batch)
+    zeros = tree.map(lambda x: torch.zeros(x.shape, dtype=x.dtype), received)
+    (_, uploads, _), _ = Work(method, task, population, client, "one_by_one").result(
+        Job("train", 0, False, 0, [0], [0]), Same(zeros), tree.map(lambda x: x[None], client)
+    )
+    return tree.row(uploads, 0)
+
+
+def manifest(found: Forms) -> list[dict[str, Any]]:
+    """Every tensor that may travel: direction, name, shape, type and bytes."""
+    out = []
+    for part in ("train", "serve", "generic", "newcomer", "upload"):
+        form = getattr(found, part)
+        for name, x in zip(tree.names(form), tree.leaves(form), strict=True):
+            direction = "up" if part == "upload" else "down"
+            dtype = str(x.dtype).removeprefix("torch.")
+            size = x.numel() * x.element_size()
+            row = {"direction": direction, "name": f"{part}/{name}", "shape": list(x.shape), "dtype": dtype}
+            out.append(row | {"bytes": size})
+    return out
+
+
+def manifest_lines(found: Forms) -> list[str]:
+    """The same for a reader. Of what comes down, equal tensors travel once."""
+    rows = manifest(found)
+    width = max((len(row["name"]) for row in rows), default=0)
+    lines = [
+        f"  {row['direction']:4}  {row['name']:{width}}  {'x'.join(map(str, row['shape'])) or 'one':>12}  "
+        f"{row['dtype']:8} {in_bytes(row['bytes'])}"
+        for row in rows
+    ]
+    stays = ", ".join(tree.names(found.kept)) or "nothing"
+    return ["what travels (equal tensors once), and nothing else:", *lines, f"  stays with the client: {stays}"]
