@@ -62,7 +62,7 @@ class Federation:
     def out(self, name: str) -> str:
         return (self.folder / f"{name}.out").read_text()
 
-    def wait(self, name: str, words: str, seconds: float = 90) -> None:
+    def wait(self, name: str, words: str, seconds: float = 240) -> None:
         until = time.monotonic() + seconds
         while words not in self.out(name):
             assert time.monotonic() < until, f"{name} does not say {words!r}: {self.out(name)}"
@@ -168,22 +168,23 @@ def test_status_knows_who_is_there(played):
     assert {run["state"] for run in found["runs"]} == {"ended"}
 
 
-def test_a_run_that_was_killed_goes_on_and_ends_in_the_same_state(played):
+def test_a_run_that_was_killed_goes_on_and_ends_in_the_same_state(federation):
     command = ["federate", "start", "scaffold", *FLAGS, "--out", "runs/killed", "--clients", 4]
-    started = played.start("killed", *command)
-    until = time.monotonic() + 90
-    while not (played.folder / "runs/killed/checkpoint/000002").exists():
-        assert time.monotonic() < until and started.poll() is None, played.out("killed")
+    started = federation.start("killed", *command)
+    until = time.monotonic() + 240
+    while not (federation.folder / "runs/killed/checkpoint/000002").exists():
+        assert time.monotonic() < until and started.poll() is None, federation.out("killed")
         time.sleep(0.05)
     started.kill()
-    played.call("federate", "start", "--resume", "runs/killed", "--quiet")
-    assert_same_state(played.folder / "runs" / "killed", simulation(played, "scaffold"), played.private, 1e-6)
+    started.wait()
+    federation.call("federate", "start", "--resume", "runs/killed", "--quiet")
+    assert_same_state(federation.folder / "runs" / "killed", simulation(federation, "scaffold"), federation.private, 1e-6)
 
 
 def test_a_client_killed_in_the_middle_of_a_round_comes_back_with_its_state(played):
     """It is stopped, so that it has its message and does not answer, then killed; the run goes on without it."""
     command = ["federate", "start", "ditto", *FLAGS, "--rounds", 6, "--out", "runs/crash", "--clients", 4]
-    started = played.start("crash", *command, "--deadline", 6)
+    started = played.start("crash", *command, "--deadline", 10)
     log = played.folder / "runs" / "crash" / "log.txt"
     _until(lambda: log.exists() and "round 1/6" in log.read_text(), started)
     played.hospital_b.send_signal(signal.SIGSTOP)
@@ -191,7 +192,7 @@ def test_a_client_killed_in_the_middle_of_a_round_comes_back_with_its_state(play
     played.hospital_b.kill()
     played.hospital_b.wait()
     played.hospital_b = played.client("hospital-b")
-    assert started.wait(120) == 0, played.out("crash")
+    assert started.wait(300) == 0, played.out("crash")
     summary = json.loads((played.folder / "runs" / "crash" / "summary.json").read_text())
     missed = [one["round"] for one in summary["silent"] if one["client"] == "hospital-b"]
     assert missed and summary["rounds"] == 6
@@ -200,7 +201,7 @@ def test_a_client_killed_in_the_middle_of_a_round_comes_back_with_its_state(play
 
 
 def _until(is_so, process) -> None:
-    until = time.monotonic() + 90
+    until = time.monotonic() + 240
     while not is_so():
         assert time.monotonic() < until and process.poll() is None
         time.sleep(0.05)
@@ -226,7 +227,7 @@ def answer(self, message):
     if fields["kind"] != "round" or fields["loss"] is None:
         return found
     if fields["round"] == len(BAD):
-        time.sleep(10 ** 6)
+        time.sleep(14)  # longer than the deadline: its answer comes too late
     from safetensors.torch import save
     import json
     metadata = {"fields": json.dumps(fields), "same": "{}"}
@@ -258,7 +259,7 @@ def test_a_new_client_joins_after_training(played, evil):
 
 def test_an_evil_client_is_refused_by_name_and_a_silent_one_is_left_behind(played, evil):
     played.wait("hospital-b", "connected to")
-    options = ["--out", "runs/evil", "--clients", 5, "--deadline", 8, "--quiet"]
+    options = ["--out", "runs/evil", "--clients", 5, "--deadline", 12, "--quiet"]
     played.call("federate", "start", "fedavg", *FLAGS, *options)
     summary = json.loads((played.folder / "runs" / "evil" / "summary.json").read_text())
     assert {one["client"] for one in summary["refusals"]} == {"hospital-e"}
@@ -266,7 +267,7 @@ def test_an_evil_client_is_refused_by_name_and_a_silent_one_is_left_behind(playe
     for why, words in zip(whys, ("not finite", "is 3 float32", "at most", "is not on the list"), strict=True):
         assert words in why
     assert summary["refused_updates"] == 4
-    assert summary["silent"][0] == {"round": 5, "client": "hospital-e"}
+    assert summary["silent"] == [{"round": 5, "client": "hospital-e"}]
 
 
 # Strangers
@@ -283,7 +284,7 @@ def test_a_wrong_key_a_wrong_authority_and_plain_http_are_refused(played):
         (key / file).write_bytes((other / file).read_bytes())
     (key / "ca.crt").write_bytes((home / "ca.crt").read_bytes())
     words = ["federate", "client", "--name", "hospital-a", "--data", "data/hospital-a.npz", "--home"]
-    assert "did not take us" in played.call(*words, "key", code=4)
+    assert "it does not know our key" in played.call(*words, "key", code=4)
     assert "is not the one that" in played.call(*words, "other", code=2)
     assert "did not take us" in played.call(*words, "plain", code=4)
     said = played.call("federate", "init", "far", "--insecure", "--address", "example.org", code=2)
@@ -292,7 +293,7 @@ def test_a_wrong_key_a_wrong_authority_and_plain_http_are_refused(played):
 
 def test_the_server_stops_when_asked_and_says_so(played):
     assert "the server has stopped" in played.call("federate", "stop")
-    assert played.server.wait(20) == 0
+    assert played.server.wait(60) == 0
 
 
 # The page for newcomers
@@ -314,7 +315,7 @@ def test_the_commands_of_the_page_for_newcomers_work_word_for_word(tmp_path):
                 continue
             if program == "python":
                 process = page.start("python", *words, program=[sys.executable])
-                assert process.wait(60) == 0, page.out("python")
+                assert process.wait(240) == 0, page.out("python")
             elif words[:2] == ["federate", "server"]:
                 page.start("server", *words)
                 page.wait("server", "listening on https://")

@@ -44,6 +44,7 @@ Quorum = Annotated[float, typer.Option(help="share of the clients of a round tha
 Resend = Annotated[float, typer.Option(help="seconds without an answer, until a message is sent again")]
 Debug = Annotated[bool, typer.Option("--debug", help="show the traceback of an error")]
 HOME = Path("federation")
+FORGET_SECONDS = 120.0  # after which the server has noticed that a client is gone
 
 
 def _with_flower() -> None:
@@ -233,6 +234,7 @@ def client(
     secret_file.touch(0o600)
     secret_file.write_bytes(secrets.token_bytes(32))
     answers = flower.client_app(node)
+    connected, until = place / "connected", time.monotonic() + FORGET_SECONDS
     with ended_by_signals(), held(place / "pid", name):
         while True:
             port = flower.free_port()
@@ -241,13 +243,18 @@ def client(
             with flower.child("flower-supernode", command, place / "flwr", log) as process:
                 _wait(lambda: process.poll() is not None or b"SuperNode ID" in log.read_bytes(), 3600)
                 if process.poll() is None:
+                    connected.touch()
                     say(f"connected to {kit.server}; waiting for runs (Ctrl-C ends)")
                 flower.run_client_app(port, secret_file.read_bytes(), answers, lambda: process.poll() is None)
             why = _why_it_ended(log)
-            if "2004" not in why:
-                raise RunFailed(f"the server at {kit.server} did not take us: {why}")
-            say("the server thinks that we are still connected, as after a crash; trying again in 5 s")
-            time.sleep(5)
+            if "[code: 2004]" in why:
+                # Flower gives one code for a key that it does not know and for one that is connected, as after a crash.
+                why = f"it does not know our key {kit.key}, or another client is connected with it"
+                if connected.exists() and time.monotonic() < until:
+                    say("the server thinks that we are still connected, as after a crash; trying again in 5 s")
+                    time.sleep(5)
+                    continue
+            raise RunFailed(f"the server at {kit.server} did not take us: {why}")
 
 
 def _check_server(address: Any, say: Say) -> None:

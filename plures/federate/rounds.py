@@ -43,6 +43,7 @@ from . import wire
 from .wire import Refused
 
 POLL_SECONDS = 0.25
+HELLO_SECONDS = 60.0  # that clients have at least, to say what they have
 LOST_SECONDS = 2.0  # after a message was lost on the way, until it is sent again
 ABOUT = "federation.json"  # in the run folder: who takes part, and with what number
 
@@ -112,8 +113,11 @@ def hellos(link: Link, names: list[str], config: Config, terms: Terms, say: Say)
         except Refused as refusal:
             say(f"{client} cannot take part: {refusal}")
 
-    for client in gather(link, dict.fromkeys(names, lambda: request), take, terms):
+    patient = terms._replace(deadline=max(terms.deadline, HELLO_SECONDS))
+    for client in gather(link, dict.fromkeys(names, lambda: request), take, patient):
         say(f"{client} does not answer and is left out")
+    if config.clients is not None and len(found) < config.clients:
+        raise RunFailed(f"{len(found)} of {config.clients} clients can take part: {', '.join(found) or 'none'}")
     return found
 
 
