@@ -178,7 +178,9 @@ def test_a_run_that_was_killed_goes_on_and_ends_in_the_same_state(federation):
     started.kill()
     started.wait()
     federation.call("federate", "start", "--resume", "runs/killed", "--quiet")
-    assert_same_state(federation.folder / "runs" / "killed", simulation(federation, "scaffold"), federation.private, 1e-6)
+    assert_same_state(
+        federation.folder / "runs" / "killed", simulation(federation, "scaffold"), federation.private, 1e-6
+    )
 
 
 def test_a_client_killed_in_the_middle_of_a_round_comes_back_with_its_state(played):

@@ -11,6 +11,7 @@ These parts of Flower are not its public interface: the version is bounded above
 import hashlib
 import logging
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -73,6 +74,7 @@ for _pull in (inflatable_utils.pull_objects, inflatable_utils.pull_and_inflate_o
 
 LEAST_NAP, MOST_NAP = 0.05, 0.5  # seconds between questions for a message
 Names = dict[int, str]  # number of a node -> name of the client
+NONCE = 16  # bytes before a message, so that no two are equal
 SENT = "message"  # the name of what travels among Flower's records
 
 
@@ -102,13 +104,15 @@ class Address(NamedTuple):
 
 
 def to_records(content: bytes) -> RecordDict:
-    array = Array(dtype="uint8", shape=(len(content),), stype="safetensors", data=content)
+    # Flower keeps equal pieces once, and loses them if a run ends that had them too; an answer given twice is equal.
+    unique = secrets.token_bytes(NONCE) + content
+    array = Array(dtype="uint8", shape=(len(unique),), stype="safetensors", data=unique)
     return RecordDict({SENT: ArrayRecord({SENT: array})})
 
 
 def from_records(records: RecordDict) -> bytes:
     try:
-        return bytes(records[SENT][SENT].data)
+        return bytes(records[SENT][SENT].data[NONCE:])
     except (KeyError, AttributeError, TypeError):
         return b""  # no message of ours, which whoever reads it finds
 
