@@ -83,7 +83,7 @@ class Progresses(Watcher):
         if self.bar is not None:
             self.bar.update(self.task, completed=row.round, numbers=numbers)
         spent = time.perf_counter() - self.began
-        left = spent / (row.round - self.first) * (run.scene.config.rounds - row.round)
+        left = spent / max(1, row.round - self.first) * (run.scene.config.rounds - row.round)
         line = f"round {row.round}/{run.scene.config.rounds}  {numbers}  {left:.0f} s left"
         now = time.perf_counter()
         if self.bar is None and (now - self.last_line > SECONDS_BETWEEN_LINES or row.round == run.scene.config.rounds):

@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load, save
 
 from plures import adapt, checkpoint, tree
@@ -20,6 +21,7 @@ from plures.methods import METHODS
 from plures.methods.ditto import Ditto
 from plures.methods.fedavg import FedAvg
 from plures.run import Course, Watcher, opened, resume
+from plures.show import Progresses
 from tests.federation import (
     Here,
     assert_same_state,
@@ -325,7 +327,10 @@ def test_a_server_that_was_killed_goes_on_as_if_it_had_not(link, data, tmp_path)
         first.save()
     first.play_round(score=True)  # the clients are in round 3, and nobody has written it down
     first.close()
-    rounds.carry_out(going_on(tmp_path / "run", link), Watcher())
+    progress = Progresses(Console(file=io.StringIO()), "ditto", tmp_path / "run" / "log.txt", quiet=False)
+    rounds.carry_out(going_on(tmp_path / "run", link), progress)
+    told = (tmp_path / "run" / "log.txt").read_text()
+    assert "going on after round 2" in told and all(f"round {r}/3" in told for r in (2, 3))
     simulated("ditto", data, tmp_path / "sim")
     assert_same_state(tmp_path / "run", tmp_path / "sim", lambda name: tmp_path / "nodes" / name, 0)
 
