@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..errors import UsageError, unknown
 from ..rows import Round
-from ..run import Run, Watcher
+from ..run import Course, Watcher
 
 KINDS = ("tensorboard", "mlflow")
 
@@ -17,11 +17,11 @@ class Together(Watcher):
     def __init__(self, watchers: list[Watcher]) -> None:
         self.watchers = watchers
 
-    def started(self, run: Run) -> None:
+    def started(self, run: Course) -> None:
         for one in self.watchers:
             one.started(run)
 
-    def played(self, run: Run, row: Round) -> None:
+    def played(self, run: Course, row: Round) -> None:
         for one in self.watchers:
             one.played(run, row)
 

@@ -12,7 +12,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Param
 
 from ..rows import Round
-from ..run import Run, Watcher
+from ..run import Course, Watcher
 from . import numbers
 
 EXPERIMENT = "plures"
@@ -22,7 +22,7 @@ class Logger(Watcher):
     def __init__(self, folder: Path, name: str) -> None:
         self.client, self.name, self.run_id = MlflowClient(folder.resolve().as_uri()), name, ""
 
-    def started(self, run: Run) -> None:
+    def started(self, run: Course) -> None:
         known = self.client.get_experiment_by_name(EXPERIMENT)
         experiment = known.experiment_id if known else self.client.create_experiment(EXPERIMENT)
         self.run_id = self.client.create_run(experiment, run_name=self.name).info.run_id
@@ -30,7 +30,7 @@ class Logger(Watcher):
         options = config | config.pop("settings")
         self.client.log_batch(self.run_id, params=[Param(key, str(value)) for key, value in options.items()])
 
-    def played(self, run: Run, row: Round) -> None:
+    def played(self, run: Course, row: Round) -> None:
         now = int(1000 * time.time())
         found = [Metric(key, value, now, row.round) for key, value in numbers(row).items()]
         self.client.log_batch(self.run_id, metrics=found)
