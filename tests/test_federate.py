@@ -55,7 +55,7 @@ def unlike(rows):
 # Equal to the simulation
 
 
-@pytest.mark.parametrize("method", ["local", "scaffold", "fedamp", "apple", "heurpfedla", "afml"])
+@pytest.mark.parametrize("method", METHODS)
 def test_a_federated_run_is_the_simulation_bit_for_bit(method, link, data, tmp_path):
     found = rounds.carry_out(federated(method, link, tmp_path / "run", participation=0.75), Watcher())
     expected = simulated(method, data, tmp_path / "sim", participation=0.75, pool_rows=0)
