@@ -269,7 +269,8 @@ def test_an_evil_client_is_refused_by_name_and_a_silent_one_is_left_behind(playe
     for why, words in zip(whys, ("not finite", "is 3 float32", "at most", "is not on the list"), strict=True):
         assert words in why
     assert summary["refused_updates"] == 4
-    assert summary["silent"] == [{"round": 5, "client": "hospital-e"}]
+    assert summary["silent"][0] == {"round": 5, "client": "hospital-e"}
+    assert {one["client"] for one in summary["silent"]} == {"hospital-e"}  # it may still sleep when all are scored
 
 
 # Strangers

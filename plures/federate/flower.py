@@ -34,7 +34,7 @@ os.environ.update(
 )
 
 import httpx
-from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.cli.build import build_fab_from_disk
 from flwr.clientapp import ClientApp
 from flwr.common.constant import SubStatus
@@ -72,7 +72,8 @@ for _pull in (inflatable_utils.pull_objects, inflatable_utils.pull_and_inflate_o
     assert _pull.__kwdefaults__ is not None
     _pull.__kwdefaults__["initial_backoff"] = 0.1  # seconds, not 1, until a piece that is on its way is asked for again
 
-LEAST_NAP, MOST_NAP = 0.05, 0.5  # seconds between questions for a message
+LEAST_NAP, MOST_NAP = 0.1, 0.5  # seconds between questions for a message
+SMALL = 1 << 20  # bytes of a message that is not cut into pieces
 Names = dict[int, str]  # number of a node -> name of the client
 NONCE = 16  # bytes before a message, so that no two are equal
 SENT = "message"  # the name of what travels among Flower's records
@@ -100,19 +101,22 @@ class Address(NamedTuple):
             return False
 
 
-# One message as Flower's records: our bytes, which Flower cuts into pieces and does not look into
+# One message as Flower's records: our bytes, which Flower does not look into
 
 
 def to_records(content: bytes) -> RecordDict:
     # Flower keeps equal pieces once, and loses them if a run ends that had them too; an answer given twice is equal.
     unique = secrets.token_bytes(NONCE) + content
+    if len(unique) <= SMALL:  # carried in three pieces; an array takes five at least
+        return RecordDict({SENT: ConfigRecord({SENT: unique})})
     array = Array(dtype="uint8", shape=(len(unique),), stype="safetensors", data=unique)
     return RecordDict({SENT: ArrayRecord({SENT: array})})
 
 
 def from_records(records: RecordDict) -> bytes:
     try:
-        return bytes(records[SENT][SENT].data[NONCE:])
+        found = records[SENT][SENT]
+        return bytes(found if isinstance(found, bytes) else found.data)[NONCE:]
     except (KeyError, AttributeError, TypeError):
         return b""  # no message of ours, which whoever reads it finds
 

@@ -53,10 +53,19 @@ def read(folder: Path) -> Run:
     try:
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
         tables = [rows.read_csv(folder / name) for name in ("rounds.csv", "clients.csv")]
-        split = hashlib.sha256((folder / "split.json").read_bytes()).hexdigest()
+        split = _split_of(folder)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{folder} cannot be read as a run folder: {type(error).__name__}: {error}") from None
     return Run(folder, summary, read_toml(folder / "config.toml"), tables[0], tables[1], split)
+
+
+def _split_of(folder: Path) -> str:
+    """Equal for runs whose clients have the same rows; of a federated run, the same clients with as many rows."""
+    if (folder / "federation.json").exists():
+        content = json.dumps(json.loads((folder / "federation.json").read_bytes())["clients"]).encode()
+    else:
+        content = (folder / "split.json").read_bytes()
+    return hashlib.sha256(content).hexdigest()
 
 
 def _why_no_summary(folder: Path) -> str:
