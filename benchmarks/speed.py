@@ -1,118 +1,179 @@
-"""Steps per second of the executors against a plain PyTorch loop, in one run.
+"""Seconds of a round against a plain PyTorch loop, and against other libraries, in one run.
 
-    python benchmarks/speed.py [--repeats 5] [--method fedavg] [--only digits|fashion-mnist]
+    python benchmarks/speed.py [--repeats 5] [--only CASE] [--data-dir DIR] [--envs DIR]
 
-Both sides train the same clients for the same number of steps on the same split. The plain loop is
-what one writes first: an nn.Module, torch.optim.SGD and a DataLoader, one client after another, with
-two threads. Ours runs with two workers of one thread each. The sides take turns, so that a slow
-minute of the machine hits both; medians are compared.
+Both sides train the same clients for the same number of steps on the same split. The plain loop is what one writes
+first (`plain.py`): an nn.Module, torch.optim.SGD and a DataLoader, one client after another, with two threads. Ours
+runs with two workers of one thread each. The sides take turns, so that a slow minute of the machine hits all;
+medians are compared. With --envs, a folder of environments as benchmarks/libraries/README.md makes them, so do flwr,
+fluke-fl and pfl. Writes benchmarks/results/speed.csv, one line for each case, method and side.
 """
 
 import argparse
-import copy
+import csv
+import json
+import os
 import statistics
+import subprocess
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import plain
 import torch
-from torch.utils.data import DataLoader, TensorDataset
 
-from plures import models
 from plures.config import make_config
 from plures.errors import DataError
-from plures.execute import batches_an_epoch
 from plures.run import Run, Scene, set_scene
+from plures.shard import batches_an_epoch
 
-CASES = {
-    "digits": {"data": "digits", "model": "mlp", "clients": 100, "batch": 10, "epochs": 5},
-    "fashion-mnist": {"data": "fashion-mnist", "model": "cnn4", "clients": 20, "batch": 10, "epochs": 5, "lr": 0.01},
+HERE = Path(__file__).parent
+OURS, LOOP = "plures, 2 workers", "plain loop, 2 threads"
+DIGITS = {"data": "digits", "model": "mlp", "clients": 100, "batch": 10, "epochs": 5}
+FOUR = ["fedavg", "fedala", "ditto", "fedrod"]
+CASES: dict[str, tuple[dict[str, Any], list[str], bool]] = {  # options, methods, whether all are tested every round
+    "digits": (DIGITS | {"partition": "dirichlet:0.1"}, FOUR, False),
+    "digits-iid": (DIGITS | {"partition": "iid"}, FOUR, False),
+    "fashion-mnist": (
+        {"data": "fashion-mnist", "share": 0.1, "model": "cnn4", "clients": 20, "partition": "dirichlet:0.1"},
+        ["fedavg"],
+        True,
+    ),
+    "agnews": ({"data": "agnews", "model": "fasttext", "clients": 20, "partition": "dirichlet:0.1"}, ["fedavg"], False),
 }
+LIBRARIES = {"flower": "run_flower.py", "fluke": "run_fluke.py", "pfl": "run_apple_pfl.py"}
+FIELDS = ["case", "method", "side", "repeats", "steps", "median_ms", "fastest_ms", "ours_is_faster_by"]
 
 
-def a_tenth(scene: Scene) -> Scene:
-    """Every tenth row of each client."""
-    population = scene.population
-    train, test = ([rows[::10] for rows in part] for part in (population.train, population.test))
-    return scene._replace(population=population._replace(train=train, test=test))
-
-
-def plain_round(scene: Scene, start: torch.nn.Module) -> int:
-    """One round of plain PyTorch: returns the number of steps."""
-    config, population = scene.config, scene.population
-    n_steps = 0
-    for rows in population.train:
-        if not len(rows):
-            continue
-        model = copy.deepcopy(start)
-        solver = torch.optim.SGD(model.parameters(), lr=config.lr)
-        data = TensorDataset(population.x[rows], population.y[rows])
-        loader = DataLoader(data, batch_size=config.batch, shuffle=True)
-        for _ in range(config.epochs):
-            for x, y in loader:
-                solver.zero_grad()
-                torch.nn.functional.cross_entropy(model(x), y).backward()
-                solver.step()
-                n_steps += 1
-    return n_steps
-
-
-def timed(call: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    call()
-    return time.perf_counter() - began
-
-
-def measure(name: str, method: str, repeats: int) -> None:
-    config = make_config({"method": method, "partition": "dirichlet:0.1", "workers": 2, **CASES[name]})
-    scene = set_scene(config)
-    if name != "digits":
-        scene = a_tenth(scene)
+def n_steps_of(scene: Scene, method: str) -> int:
+    """Steps of a round; Ditto trains two models."""
     sizes = np.array([len(rows) for rows in scene.population.train])
-    n_steps = int(batches_an_epoch(sizes, config.batch, 1).sum()) * config.epochs
-    shape = tuple(scene.population.x.shape[1:])
-    start = models.maker(config.model, shape, scene.population.n_classes)()
+    once = int(batches_an_epoch(sizes, scene.config.batch, 1).sum()) * scene.config.epochs
+    return once * (2 if method == "ditto" else 1)
 
-    ours = Run(scene, None, print)
-    alone = Run(scene._replace(config=config.model_copy(update={"executor": "one_by_one"})), None, print)
 
-    def plain() -> None:
+def measured(case: str, method: str, repeats: int, data_dir: str | None, envs: Path | None) -> list[dict[str, object]]:
+    options, _, tests = CASES[case]
+    options = {"batch": 10, "epochs": 1, "lr": 0.05, "workers": 2} | options
+    if data_dir and options["data"] != "digits":
+        options |= {"data_dir": data_dir}
+    scene = set_scene(make_config({"method": method, **options}))
+    ours, loop = Run(scene, None, print), plain.Federation(scene)
+    n_steps = n_steps_of(scene, method)
+
+    def our_round() -> None:
+        ours.play_round()
+        if tests:
+            ours.evaluate()
+
+    def plain_round() -> None:
         torch.set_num_threads(2)
-        assert plain_round(scene, start) == n_steps
+        loop.n_steps = 0
+        plain.ROUNDS[method](loop)
+        if tests:
+            plain.evaluated(loop)
         torch.set_num_threads(1)
+        assert loop.n_steps == n_steps, (loop.n_steps, n_steps)
 
-    sides = {
-        "plain PyTorch loop, 2 threads": plain,
-        "one_by_one, 2 workers": alone.play_round,
-        "vectorised, 2 workers": ours.play_round,
-    }
+    sides: dict[str, Callable[[], object]] = {LOOP: plain_round, OURS: our_round}
     seconds: dict[str, list[float]] = {side: [] for side in sides}
     for call in sides.values():
         call()
+        if method == "fedala":
+            call()  # the blend is first learned in the second round, until it settles
     for _ in range(repeats):
         for side, call in sides.items():
-            seconds[side].append(timed(call))
+            began = time.perf_counter()
+            call()
+            seconds[side].append(time.perf_counter() - began)
+    if envs is not None and method == "fedavg" and case in ("digits", "fashion-mnist"):
+        seconds |= against_libraries(scene, tests, envs, repeats, our_round, seconds[OURS])
     ours.close()
-    alone.close()
-    print(f"\n{name}: {config.model}, {config.clients} clients of {sizes.min()} to {sizes.max()} rows, {method}")
-    base = statistics.median(seconds["plain PyTorch loop, 2 threads"])
-    for side, values in seconds.items():
-        middle = statistics.median(values)
-        print(f"  {side:32} {n_steps / middle:10.0f} steps/s  {middle * 1e3:9.1f} ms a round  {base / middle:6.2f}x")
+    base = statistics.median(seconds[OURS])
+    return [
+        dict(
+            zip(
+                FIELDS,
+                [case, method, side, len(each), n_steps, *_ms(each), round(statistics.median(each) / base, 2)],
+                strict=True,
+            )
+        )
+        for side, each in seconds.items()
+    ]
+
+
+def _ms(seconds: list[float]) -> tuple[float, float]:
+    return round(1e3 * statistics.median(seconds), 1), round(1e3 * min(seconds), 1)
+
+
+def against_libraries(
+    scene: Scene, tests: bool, envs: Path, repeats: int, our_round: Callable[[], None], ours: list[float]
+) -> dict[str, list[float]]:
+    """Each library plays the rounds in a process of its own, twice, in turns with ours."""
+    found: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "case.npz"
+        write_case(scene, tests, path)
+        for _ in range(2):
+            for name, script in LIBRARIES.items():
+                python = envs / name / "bin" / "python"
+                if not python.exists():
+                    continue
+                command = [str(python), str(HERE / "libraries" / script), str(path), "--rounds", str(max(repeats, 5))]
+                output = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+                if output.returncode:
+                    print(f"{name} failed: {output.stderr[-600:]}")
+                    continue
+                line = json.loads(output.stdout.strip().splitlines()[-1])
+                found.setdefault(f"{line['library']} {line['version']}", []).extend(line["seconds"])
+                for _ in range(3):
+                    began = time.perf_counter()
+                    our_round()
+                    ours.append(time.perf_counter() - began)
+    return found
+
+
+def write_case(scene: Scene, tests: bool, path: Path) -> None:
+    """The same rows, split and settings for other libraries."""
+    config, population = scene.config, scene.population
+    parts: dict[str, np.ndarray] = {}
+    for part, each in (("train", population.train), ("test", population.test)):
+        parts[f"{part}_rows"] = np.concatenate(list(each)).astype(np.int64)
+        parts[f"{part}_offsets"] = np.cumsum([0, *map(len, each)]).astype(np.int64)
+    settings = {"model": config.model, "batch": config.batch, "epochs": config.epochs, "lr": config.lr}
+    settings |= {"evaluate": tests, "n_classes": population.n_classes}
+    np.savez(path, x=population.x.numpy(), y=population.y.numpy(), settings=np.array(json.dumps(settings)), **parts)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--method", default="fedavg")
-    parser.add_argument("--only", choices=list(CASES))
+    parser.add_argument("--only", choices=list(CASES), action="append")
+    parser.add_argument("--data-dir")
+    parser.add_argument("--envs", type=Path)
     chosen = parser.parse_args()
-    for name in CASES:
-        if chosen.only in (None, name):
+    torch.set_num_threads(1)
+    load, found = os.getloadavg()[0], []
+    for case in chosen.only or CASES:
+        for method in CASES[case][1]:
             try:
-                measure(name, chosen.method, chosen.repeats)
+                lines = measured(case, method, chosen.repeats, chosen.data_dir, chosen.envs)
             except DataError as error:
-                print(f"\n{name}: left out: {error}")
+                print(f"{case}: left out: {error}")
+                break
+            for line in lines:
+                print("  ".join(str(value) for value in line.values()), flush=True)
+            found += lines
+    if chosen.only is None:
+        with open(HERE / "results" / "speed.csv", "w", encoding="utf-8", newline="") as file:
+            file.write(f"# python benchmarks/speed.py --repeats {chosen.repeats}\n")
+            file.write(f"# {os.cpu_count()} cores, torch {torch.__version__}, load {load:.1f} when it began\n")
+            writer = csv.DictWriter(file, FIELDS)
+            writer.writeheader()
+            writer.writerows(found)
 
 
 if __name__ == "__main__":

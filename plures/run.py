@@ -197,19 +197,19 @@ class Course:
         self.eligible = scene.population.eligible()
         honest = [i for i in self.eligible if i not in scene.attackers]
         self.scored = [i for i in honest if len(scene.population.test[i])]
-        sizes = scene.population.sizes()
-        federation = Federation(sizes, torch.tensor(seeds.key_of(config.seed, "server")))
+        self.sizes = scene.population.sizes()
+        federation = Federation(self.sizes, torch.tensor(seeds.key_of(config.seed, "server")))
         self.round = 0
         self.rows: list[rows.Round] = []
         self.refused = 0
         self.threads = torch.get_num_threads()
         torch.set_num_threads(1)  # so that any number of workers gives the same bits
         self.n_cohort = len(self.cohort())
-        memory.refuse_too_large(memory.forecast(method, task, sizes, self.n_cohort))
+        memory.refuse_too_large(memory.forecast(method, task, self.sizes, self.n_cohort))
         with torch.no_grad():
             self.server: Tree = method.init_server(task, task.initial, federation)
         limit = config.memory_limit_mb << 20
-        self.store = ClientStore(kept, len(sizes), limit, folder / "state" if folder else None)
+        self.store = ClientStore(kept, len(self.sizes), limit, folder / "state" if folder else None)
 
     def close(self) -> None:
         torch.set_num_threads(self.threads)
@@ -248,7 +248,7 @@ class Course:
             clients, uploads = tree.rows(clients, fine), tree.rows(uploads, fine)
         with torch.no_grad():
             with flops.direct() as merging:
-                server = method.merge(task, self.server, kept, uploads, scene.population.sizes()[kept])
+                server = method.merge(task, self.server, kept, uploads, self.sizes[kept])
             if not bool(tree.all_finite(tree.map(lambda x: x[None], server), 1)):
                 raise RunFailed(f"round {self.round + 1}: the server's state is no longer finite; lower lr")
             sent = message
@@ -436,7 +436,7 @@ class Run(Course):
             message = method.serve(task, self.server, torch.tensor(ids))
             part = self.executor.sum_of_personal(self.round, message, ids)
             total = part if total is None else tree.add(total, part)
-            n_rows += int(self.scene.population.sizes()[ids].sum())
+            n_rows += int(self.sizes[ids].sum())
         return tree.scale(1 / n_rows, total)
 
     def welcome(self) -> Newcomers | None:
