@@ -4,7 +4,8 @@
 
 Two workers of one thread each train; two processes of one thread each multiply square matrices, at the same
 moment, in turns with the training. What is counted is what the model needs, client by client (matrix products
-and convolutions), so that work which stacking adds does not count. Writes benchmarks/results/roofline.csv.
+and convolutions), so that work which stacking adds does not count. Then one process trains five clients under
+torch's profiler, which tells what kernels the time goes to. Writes benchmarks/results/roofline.csv and kernels.csv.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from plures.config import make_config
 from plures.errors import DataError
@@ -92,6 +94,20 @@ def measured(name: str, repeats: int, data_dir: str | None) -> dict[str, object]
     return dict(zip(FIELDS, [name, repeats, *(round(x, 3) for x in numbers)], strict=True))
 
 
+def kernels(name: str, data_dir: str | None) -> list[dict[str, object]]:
+    """What share of the time of training goes to which kernels, of those with two per cent or more."""
+    options = CASES[name] | {"clients": 5, "share": 0.02, "partition": "iid", "workers": 1, "data_dir": data_dir}
+    run = Run(set_scene(make_config({"method": "fedavg", **options})), None, print)
+    run.play_round()
+    with profile(activities=[ProfilerActivity.CPU]) as found:
+        run.play_round()
+    run.close()
+    events = found.key_averages()
+    total = sum(event.self_cpu_time_total for event in events)
+    shares = sorted(((event.self_cpu_time_total / total, event.key) for event in events), reverse=True)
+    return [{"case": name, "kernel": key, "share": round(share, 3)} for share, key in shares if share >= 0.02]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=5)
@@ -113,6 +129,12 @@ def main() -> None:
             writer = csv.DictWriter(file, FIELDS)
             writer.writeheader()
             writer.writerows(found)
+        with open(RESULTS / "kernels.csv", "w", encoding="utf-8", newline="") as file:
+            file.write(f"# python benchmarks/roofline.py --repeats {chosen.repeats}\n")
+            kernel_writer = csv.DictWriter(file, ["case", "kernel", "share"])
+            kernel_writer.writeheader()
+            for name in ("rod-cnn, batch 40", "cnn4, batch 10"):
+                kernel_writer.writerows(kernels(name, chosen.data_dir))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ fluke-fl and pfl. Writes benchmarks/results/speed.csv, one line for each case, m
 
 import argparse
 import csv
+import io
 import json
 import os
 import statistics
@@ -24,7 +25,9 @@ from typing import Any
 import numpy as np
 import plain
 import torch
+from rich.console import Console
 
+from plures import rows, show
 from plures.config import make_config
 from plures.errors import DataError
 from plures.run import Run, Scene, set_scene
@@ -105,6 +108,40 @@ def measured(case: str, method: str, repeats: int, data_dir: str | None, envs: P
     ]
 
 
+def bookkeeping(case: str, method: str, repeats: int, data_dir: str | None) -> list[dict[str, object]]:
+    """What writing costs a round: its share of a checkpoint, its row of rounds.csv, and its line of the log."""
+    options = {"batch": 10, "lr": 0.05, "workers": 2, "method": method} | CASES[case][0]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        scene = set_scene(make_config(options | ({"data_dir": data_dir} if data_dir else {})))
+        run = Run(scene, folder, print)
+        progress = show.Progresses(Console(file=io.StringIO()), method, folder / "log.txt", quiet=True)
+        progress.started(run)
+        rounds: list[float] = []
+        written: list[float] = []
+        for _ in range(repeats + 1):
+            began = time.perf_counter()
+            row = run.play_round()
+            run.evaluate()
+            rounds.append(time.perf_counter() - began)
+            began = time.perf_counter()
+            run.save()
+            saved = time.perf_counter()
+            rows.append_round(folder, row)
+            progress.played(run, row)
+            logged = time.perf_counter()
+            written.append((saved - began) / scene.config.checkpoint_every + logged - saved)
+        progress.ended()
+        run.close()
+    of_round = statistics.median(rounds[1:])
+    sides = {OURS: rounds[1:], "of it, checkpoint and log": written[1:]}
+    shares = [1.0, round(statistics.median(written[1:]) / of_round, 4)]
+    return [
+        dict(zip(FIELDS, [f"{case} written", method, side, repeats, 0, *_ms(each), share], strict=True))
+        for (side, each), share in zip(sides.items(), shares, strict=True)
+    ]
+
+
 def _ms(seconds: list[float]) -> tuple[float, float]:
     return round(1e3 * statistics.median(seconds), 1), round(1e3 * min(seconds), 1)
 
@@ -164,6 +201,8 @@ def main() -> None:
             except DataError as error:
                 print(f"{case}: left out: {error}")
                 break
+            if CASES[case][2]:
+                lines += [line for name in ("fedavg", "fedala") for line in bookkeeping(case, name, 5, chosen.data_dir)]
             for line in lines:
                 print("  ".join(str(value) for value in line.values()), flush=True)
             found += lines

@@ -1,8 +1,9 @@
 """Checkpoints: safetensors and a manifest, written so that a torn one is never taken for a whole one.
 
 A checkpoint is a folder named after its round. It is written under another name, flushed, and then
-renamed. The manifest has the SHA-256 of the tensors. The last two are kept: if the newest cannot be
-read, the one before it is taken.
+renamed. The manifest has the SHA-256 of every file. The last two are kept: if the newest cannot be
+read, the one before it is taken. Clients are written and read some at a time, so that many of them
+take no more memory than few.
 """
 
 import errno
@@ -10,9 +11,11 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -21,12 +24,34 @@ from .errors import RunFailed
 from .store import ClientStore
 from .tree import Tree
 
+BLOCK_BYTES = 64 << 20  # of clients' rows in one file
+
+Tensors = dict[str, Tensor]
+
 
 class Checkpoint(NamedTuple):
-    server: dict[str, Tensor]  # path -> tensor
-    clients: dict[str, Tensor]  # path -> rows of the clients below
-    ids: Tensor
+    folder: Path
+    server: Tensors  # path -> tensor
     manifest: dict[str, Any]
+
+    def blocks(self) -> Iterator[tuple[Tensor, Tensors]]:
+        """Clients, and their rows: path -> rows."""
+        for name in sorted(self.manifest["sha256"]):
+            if name.startswith("clients"):
+                tensors = load((self.folder / name).read_bytes())
+                yield tensors.pop("ids"), _below("clients", tensors)
+
+    def clients(self) -> tuple[Tensor, Tensors]:
+        """All of them at once."""
+        blocks = list(self.blocks())
+        if not blocks:
+            return torch.zeros(0, dtype=torch.int64), {}
+        ids, rows = zip(*blocks, strict=True)
+        return torch.cat(ids), {name: torch.cat([some[name] for some in rows]) for name in rows[0]}
+
+
+def _below(prefix: str, tensors: Tensors) -> Tensors:
+    return {name.partition("/")[2]: x for name, x in tensors.items() if name.startswith(prefix + "/")}
 
 
 def named(prefix: str, of: Tree) -> dict[str, Tensor]:
@@ -39,12 +64,10 @@ def digest(server: Tree, store: ClientStore) -> str:
     for name, x in sorted(named("server", server).items()):
         total.update(name.encode() + _bytes(x))
 
-    def add(ids: Tensor, rows: Tree) -> None:
+    for ids, rows in store.written_rows(256):
         total.update(_bytes(ids))
         for name, x in sorted(named("clients", rows).items()):
             total.update(name.encode() + _bytes(x))
-
-    store.each_written(add)
     return total.hexdigest()
 
 
@@ -54,22 +77,31 @@ def _bytes(x: Tensor) -> bytes:
 
 def write(folder: Path, round: int, server: Tree, store: ClientStore, manifest: dict[str, Any]) -> None:
     """Write the checkpoint of a round, and drop all but the last two."""
-    ids, rows = store.saved()
-    write_tensors(folder, round, named("server", server) | named("clients", rows) | {"ids": ids}, manifest)
+
+    def parts() -> Iterator[tuple[str, Tensors]]:
+        yield "state.safetensors", named("server", server)
+        a_row = max(1, tree.n_bytes(store.initial))
+        for number, (ids, rows) in enumerate(store.written_rows(max(1, BLOCK_BYTES // a_row))):
+            yield f"clients-{number:05d}.safetensors", named("clients", rows) | {"ids": ids}
+
+    write_parts(folder, round, parts(), manifest)
     for old in folders(folder)[:-2]:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def write_tensors(folder: Path, round: int, tensors: dict[str, Tensor], manifest: dict[str, Any]) -> None:
-    """Tensors and a manifest as a folder named after the round: whole, or not there at all."""
-    data = save(tensors)
-    whole = manifest | {"round": round, "sha256": hashlib.sha256(data).hexdigest()}
+def write_parts(folder: Path, round: int, parts: Iterable[tuple[str, Tensors]], manifest: dict[str, Any]) -> None:
+    """Files of tensors and a manifest as a folder named after the round: whole, or not there at all."""
     target = folder / f"{round:06d}"
     new = folder / f".{round:06d}.new"
     try:
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir(parents=True)
-        _write_flushed(new / "state.safetensors", data)
+        sums: dict[str, str] = {}
+        for name, tensors in parts:
+            data = save(tensors)
+            sums[name] = hashlib.sha256(data).hexdigest()
+            _write_flushed(new / name, data)
+        whole = manifest | {"round": round, "sha256": sums}
         _write_flushed(new / "manifest.json", json.dumps(whole).encode())
         _flush_folder(new)
         if target.exists():
@@ -81,13 +113,20 @@ def write_tensors(folder: Path, round: int, tensors: dict[str, Tensor], manifest
         raise disk_failure(error, folder) from error
 
 
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What `write_tensors` wrote; raises if it is not whole."""
-    manifest = json.loads((path / "manifest.json").read_bytes())
-    data = (path / "state.safetensors").read_bytes()
-    if hashlib.sha256(data).hexdigest() != manifest["sha256"]:
-        raise ValueError("its tensors are not those of its manifest")
-    return load(data), manifest
+def whole_manifest(path: Path) -> dict[str, Any]:
+    """The manifest of what `write_parts` wrote; raises if anything of it is not whole."""
+    manifest: dict[str, Any] = json.loads((path / "manifest.json").read_bytes())
+    for name, expected in manifest["sha256"].items():
+        with open(path / name, "rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != expected:
+                raise ValueError("its tensors are not those of its manifest")
+    return manifest
+
+
+def read_state(path: Path) -> Tensors:
+    """The first file of what `write_parts` wrote, checked."""
+    whole_manifest(path)
+    return load((path / "state.safetensors").read_bytes())
 
 
 def disk_failure(error: OSError, where: Path) -> RunFailed:
@@ -137,16 +176,12 @@ def read(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     torn = []
     for path in reversed(folders(folder)):
         try:
-            tensors, manifest = read_tensors(path)
+            manifest = whole_manifest(path)
+            server = _below("server", load((path / "state.safetensors").read_bytes()))
         except Exception as error:
             torn.append(f"checkpoint {path} cannot be read ({error}); taking the one before it")
             continue
-        ids = tensors.pop("ids")
-        parts = {
-            prefix: {k.partition("/")[2]: x for k, x in tensors.items() if k.startswith(prefix + "/")}
-            for prefix in ("server", "clients")
-        }
-        return Checkpoint(parts["server"], parts["clients"], ids, manifest), torn
+        return Checkpoint(path, server, manifest), torn
     return None, torn
 
 
@@ -160,5 +195,5 @@ def restore(template: Tree, tensors: dict[str, Tensor]) -> Tree:
 
 
 def restore_rows(store: ClientStore, checkpoint: Checkpoint) -> None:
-    if len(checkpoint.ids):
-        store.put(checkpoint.ids, restore(store.initial, checkpoint.clients))
+    for ids, rows in checkpoint.blocks():
+        store.put(ids, restore(store.initial, rows))

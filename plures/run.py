@@ -238,7 +238,7 @@ class Course:
         The message went to the clients `asked`, and some answers were refused before. `trained` is of the others,
         `ids`; `trained.clients` is what is kept of them here, `trained.flops` all that was done for the round so far.
         """
-        scene, method, task = self.scene, self.scene.method, self.scene.task
+        method, task = self.scene.method, self.scene.task
         clients, uploads = trained.clients, trained.uploads
         fine = tree.all_finite(uploads, len(ids)) & tree.all_finite(clients, len(ids))
         if not fine.any():

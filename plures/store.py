@@ -7,7 +7,7 @@ part costs little.
 import mmap
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -79,13 +79,9 @@ class ClientStore:
             whole[ids] = part
         self.written[ids] = True
 
-    def saved(self) -> tuple[Tensor, Tree]:
-        """The clients whose row was written, and these rows."""
+    def written_rows(self, most: int) -> Iterator[tuple[Tensor, Tree]]:
+        """The clients whose row was written, and these rows: so many at a time, or fewer."""
         ids = self.written.nonzero().squeeze(1)
-        return ids, tree.rows(self._rows, ids)
-
-    def each_written(self, visit: Callable[[Tensor, Tree], None], block: int = 256) -> None:
-        """Call `visit(ids, rows)` over all written rows, a block at a time."""
-        ids = self.written.nonzero().squeeze(1)
-        for some in ids.split(block):
-            visit(some, tree.rows(self._rows, some))
+        if len(ids):  # without any, split would give one empty block
+            for some in ids.split(most):
+                yield some, tree.rows(self._rows, some)

@@ -86,10 +86,12 @@ def assert_same_state(folder: Path, simulation: Path, private: Callable[[str], P
     """The server's state and what each client has on its own disk are those of the simulation."""
     here, there = checkpoint.read(folder / "checkpoint")[0], checkpoint.read(simulation / "checkpoint")[0]
     _, about = rounds.reopened(folder)
-    assert here is not None and there is not None and here.ids.tolist() == there.ids.tolist()
+    assert here is not None and there is not None
+    (ids, versions), (expected_ids, rows) = here.clients(), there.clients()
+    assert ids.tolist() == expected_ids.tolist()
     torch.testing.assert_close(here.server, there.server, atol=tolerance, rtol=0)
-    for place, client in enumerate(there.ids.tolist()):
-        path = private(about.clients[client].name) / "state" / about.id / f"{int(here.clients['version'][place]):06d}"
-        own, _ = checkpoint.read_tensors(path)
-        expected = {f"client/{name}": x[place] for name, x in there.clients.items()}
+    for place, client in enumerate(ids.tolist()):
+        path = private(about.clients[client].name) / "state" / about.id / f"{int(versions['version'][place]):06d}"
+        own = checkpoint.read_state(path)
+        expected = {f"client/{name}": x[place] for name, x in rows.items()}
         torch.testing.assert_close(own, expected, atol=tolerance, rtol=0)

@@ -159,7 +159,7 @@ def test_both_sides_print_what_travels(played):
 
 def test_no_file_of_the_server_has_what_a_client_keeps(played):
     kept = checkpoint.read(played.folder / "runs" / "ditto" / "checkpoint")[0]
-    assert set(kept.clients) == {"version"}
+    assert set(kept.clients()[1]) == {"version"}
 
 
 def test_status_knows_who_is_there(played):

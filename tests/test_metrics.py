@@ -1,6 +1,8 @@
 """Every number of the evaluation record, worked by hand on invented or tiny cases."""
 
 import math
+import shutil
+import subprocess
 
 import numpy as np
 import pytest
@@ -359,6 +361,17 @@ def test_lines_of_a_comparison():
     assert second.p == 2 / 16 and second.spreads["generic"].n == 0
     text = latex([first, second])
     assert r"b\_1" in text and r"\textbf{77.50 $\pm$ 3.54}" in text and text.count(r"\\") == 3
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="there is no pdflatex")
+def test_latex_compiles(tmp_path):
+    names = ["fedavg+c:c_epochs=3", "own_method:x=50%"]
+    table = latex(lines(Runs({(name, 0): invented([0.5, 0.6]) for name in names})))
+    page = rf"\documentclass{{article}}\begin{{document}}{table}\end{{document}}"
+    (tmp_path / "page.tex").write_text(page)
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "page.tex"]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert found.returncode == 0 and (tmp_path / "page.pdf").exists(), found.stdout[-2000:]
 
 
 def test_comparison_goes_on_where_it_stopped(tmp_path):

@@ -125,16 +125,31 @@ def test_second_interrupt_stops_at_once_and_keeps_the_last_round(tmp_path):
     assert resume(folder, quiet, Watcher()).summary["digest"] == whole.summary["digest"]
 
 
-def test_torn_checkpoint_is_passed_over_for_the_one_before(tmp_path):
+@pytest.mark.parametrize("file", ["state.safetensors", "clients-00000.safetensors", "manifest.json"])
+def test_torn_checkpoint_is_passed_over_for_the_one_before(file, tmp_path):
     config = make_config({"method": "ditto", **SMALL})
     whole = start(set_scene(config), tmp_path, quiet, Watcher())
     assert sorted(p.name for p in (tmp_path / "checkpoint").iterdir()) == ["000004", "000006"]
-    newest = tmp_path / "checkpoint" / "000006" / "state.safetensors"
+    newest = tmp_path / "checkpoint" / "000006" / file
     newest.write_bytes(newest.read_bytes()[:-100])
     said = []
     again = resume(tmp_path, said.append, Watcher())
     assert "000006 cannot be read" in said[0] and "the one before" in said[0]
     assert again.summary["digest"] == whole.summary["digest"]
+
+
+def test_clients_are_written_and_read_some_at_a_time(tmp_path, monkeypatch):
+    run = played(run_of("ditto", folder=tmp_path), 2)
+    a_client = tree.n_bytes(run.store.initial)
+    monkeypatch.setattr(checkpoint, "BLOCK_BYTES", 2 * a_client + 1)
+    run.save()
+    again = run_of("ditto", folder=tmp_path)
+    again.load()
+    assert again.digest() == run.digest()
+    found, _ = checkpoint.read(tmp_path / "checkpoint")
+    assert {len(ids) for ids, _ in found.blocks()} <= {1, 2}
+    [(ids, rows)] = run.store.written_rows(100)
+    torch.testing.assert_close(found.clients(), (ids, dict(zip(tree.names(rows), tree.leaves(rows), strict=True))))
 
 
 def test_checkpoint_of_another_config_is_refused(tmp_path):

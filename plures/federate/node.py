@@ -191,7 +191,7 @@ class Node:
         if version == 0:
             return taking.work.initial, "new"
         try:
-            tensors, _ = checkpoint.read_tensors(taking.folder / f"{version:06d}")
+            tensors = checkpoint.read_state(taking.folder / f"{version:06d}")
             own = {name.removeprefix("client/"): x for name, x in tensors.items()}
             return checkpoint.restore(taking.work.initial, own), "kept"
         except Exception as error:
@@ -200,7 +200,8 @@ class Node:
 
     def _put(self, taking: Taking, asked: wire.RoundRequest, state: Tree) -> None:
         about = {"experiment": asked.experiment.id, "client": asked.client, "name": self.name}
-        checkpoint.write_tensors(taking.folder, asked.round + 1, checkpoint.named("client", state), about)
+        parts = [("state.safetensors", checkpoint.named("client", state))]
+        checkpoint.write_parts(taking.folder, asked.round + 1, parts, about)
 
     def _forget(self, taking: Taking, keep: int) -> None:
         for path in checkpoint.folders(taking.folder):

@@ -1,0 +1,105 @@
+"""Writes the tables and figures of docs/performance.md from what the benchmarks left in benchmarks/results.
+
+python docs/make_performance.py
+"""
+
+import csv
+import re
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+HERE = Path(__file__).parent
+RESULTS = HERE.parent / "benchmarks" / "results"
+
+
+def read(name: str) -> tuple[list[str], list[dict[str, str]]]:
+    """The comment lines of a results file (command and machine), and its rows."""
+    lines = (RESULTS / f"{name}.csv").read_text(encoding="utf-8").splitlines()
+    notes = [line.removeprefix("# ") for line in lines if line.startswith("#")]
+    return notes, list(csv.DictReader(line for line in lines if not line.startswith("#")))
+
+
+def table(head: list[str], body: list[list[str]]) -> list[str]:
+    return ["| " + " | ".join(head) + " |", "|---" * len(head) + "|", *["| " + " | ".join(row) + " |" for row in body]]
+
+
+def said(notes: list[str]) -> list[str]:
+    return [f"`{notes[0]}`" + "".join(f"; {note}" for note in notes[1:]) + ".", ""]
+
+
+def speed() -> list[str]:
+    notes, rows = read("speed")
+    rows = [row for row in rows if not row["case"].endswith("written")]
+    body = [
+        [row["case"], row["method"], row["side"], row["steps"], row["median_ms"], row["ours_is_faster_by"] + "x"]
+        for row in rows
+    ]
+    return said(notes) + table(["case", "method", "who", "steps a round", "median ms", "plures is faster by"], body)
+
+
+def written() -> list[str]:
+    _, rows = read("speed")
+    rows = [row for row in rows if row["case"].endswith("written")]
+    share = [[row["method"], row["side"], row["median_ms"], f"{float(row['ours_is_faster_by']):.2%}"] for row in rows]
+    return table(["method", "what", "median ms a round", "share"], share)
+
+
+def roofline() -> list[str]:
+    notes, rows = read("roofline")
+    keys = ["case", "gflop_a_round", "ms_a_round", "gflops", "matmul_gflops"]
+    body = [[row[key] for key in keys] + [f"{float(row['share']):.0%}"] for row in rows]
+    return said(notes) + table(["case", "GFLOP a round", "ms a round", "GFLOP/s", "matrix products", "share"], body)
+
+
+def kernels() -> list[str]:
+    notes, rows = read("kernels")
+    body = [[row["case"], f"`{row['kernel']}`", f"{float(row['share']):.0%}"] for row in rows]
+    return said(notes) + table(["case", "kernel", "share of the time"], body)
+
+
+def scale() -> list[str]:
+    notes, rows = read("scale")
+    keys = ["method", "population", "cohort", "hidden", "steps", "start_s", "median_ms", "state_mb", "anonymous_mb"]
+    head = [key.replace("_", " ") for key in keys]
+    return said(notes) + table(head, [[row[key] for key in keys] for row in rows])
+
+
+def draw() -> None:
+    """The round of a growing population, and the shares of the machine's arithmetic."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3), layout="constrained")
+    _, rows = read("scale")
+    for method, marker in (("ditto", "o"), ("fedala", "s")):
+        own = [row for row in rows if row["method"] == method and row["cohort"] == "100" and row["steps"] == "10"]
+        own = [row for row in own if row["hidden"] == "64"]
+        left.plot(
+            [int(row["population"]) for row in own],
+            [float(row["median_ms"]) for row in own],
+            marker=marker,
+            label=method,
+        )
+    left.set(xscale="log", xlabel="clients, 100 of them a round", ylabel="ms a round", ylim=(0, None))
+    left.legend(frameon=False)
+    _, rows = read("roofline")
+    right.barh([row["case"] for row in rows][::-1], [100 * float(row["share"]) for row in rows][::-1], color="#4477aa")
+    right.set(xlabel="% of the rate of matrix products")
+    figure.savefig(HERE / "performance.png", dpi=110)
+
+
+def main() -> None:
+    path = HERE / "performance.md"
+    text = path.read_text(encoding="utf-8")
+    for part in (speed, written, roofline, kernels, scale):
+        name = part.__name__
+        new = f"<!-- {name} -->\n" + "\n".join(part()) + f"\n<!-- end of {name} -->"
+        text, n = re.subn(f"<!-- {name} -->.*?<!-- end of {name} -->", lambda _, new=new: new, text, flags=re.DOTALL)
+        assert n == 1, name
+    path.write_text(text, encoding="utf-8")
+    draw()
+
+
+if __name__ == "__main__":
+    main()
