@@ -267,6 +267,20 @@ class Averaged(Method):
         return tree.mean(uploads, sizes if self.weights == "samples" else torch.ones_like(sizes))
 
 
+@dataclass(frozen=True)
+class Collected(Method):
+    """A method whose server keeps, in `server.models`, the last model of every client, and none for all."""
+
+    def merge(self, task: Task, server: Tree, ids: Tensor, uploads: Tree, sizes: Tensor) -> Tree:
+        return server._replace(models=tree.put(server.models, ids, uploads))
+
+    def generic(self, task: Task, server: Tree) -> Params | None:
+        return None
+
+    def newcomer(self, task: Task, server: Tree) -> Tree:
+        return tree.map(lambda x: x.mean(0), server.models)
+
+
 def settings_of(method: type) -> list[dataclasses.Field[Any]]:
     """The fields that a user may set."""
     return [field for field in dataclasses.fields(method) if "help" in field.metadata]

@@ -297,8 +297,8 @@ def about_method(spec: str, scene: Scene) -> str:
     n_down, n_up = scene.method.n_bytes(scene.task, down, upload)
     lines += _tensors(f"down, a client and round ({kind})", down, n_down)
     lines += _tensors("up, a client and round", upload, n_up)
-    lines += _tensors("kept by a client, never sent", client, tree.n_bytes(client))
-    lines += [f"  kept by the server: {in_bytes(tree.n_bytes(server))}"]
+    lines += _tensors("state kept by a client, never sent", client, tree.n_bytes(client))
+    lines += [f"  state kept by the server: {in_bytes(tree.n_bytes(server))}"]
     return "\n".join(lines)
 
 

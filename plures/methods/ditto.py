@@ -18,7 +18,9 @@ from ..tree import Params
 
 
 class DittoClient(NamedTuple):
-    model: Params  # never uploaded
+    """Never uploaded."""
+
+    model: Params
 
 
 @dataclass(frozen=True)

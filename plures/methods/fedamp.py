@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 
 from .. import tree
-from ..method import BARE, Each, Method, Pull, setting
+from ..method import BARE, Collected, Each, Method, Pull, setting
 from ..tree import Params
 
 
@@ -39,7 +39,7 @@ def mixed(models, weights):
 
 
 @dataclass(frozen=True)
-class FedAMP(Method):
+class FedAMP(Collected):
     """Clients attract each other's models the more the liker they are."""
 
     kernel: str = setting("gauss", "likeness of models, by distance or by angle", choices=("gauss", "cosine"))
@@ -73,15 +73,6 @@ class FedAMP(Method):
 
     def send(self, task, server, ids):
         return Each(mixed(server.models, self.weights(server.models)[ids]))
-
-    def merge(self, task, server, ids, uploads, sizes):
-        return FedAMPServer(tree.put(server.models, ids, uploads))
-
-    def generic(self, task, server):
-        return None
-
-    def newcomer(self, task, server):
-        return tree.map(lambda x: x.mean(0), server.models)
 
     def init_client(self, task, params):
         return FedAMPClient(params)

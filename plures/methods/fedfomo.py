@@ -19,7 +19,7 @@ from torch import Tensor
 
 from .. import seeds, tree
 from ..fit import measure
-from ..method import Each, Method, fine_tuned, setting
+from ..method import Collected, Each, Method, fine_tuned, setting
 from ..task import row_losses
 from ..tree import Params
 
@@ -40,7 +40,7 @@ class FedFomoClient(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedFomo(Method):
+class FedFomo(Collected):
     """The server lends models; clients weigh them."""
 
     models: int = setting(5, "models of others that a client is sent", least=0)
@@ -81,12 +81,6 @@ class FedFomo(Method):
             server.key,
             server.round + 1,
         )
-
-    def generic(self, task, server):
-        return None
-
-    def newcomer(self, task, server):
-        return tree.map(lambda x: x.mean(0), server.models)
 
     def init_client(self, task, params):
         return FedFomoClient(params, params)

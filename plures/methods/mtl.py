@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from .. import tree
 from ..fit import fit, sloped
-from ..method import Method, Same, setting
+from ..method import Collected, Same, setting
 from ..tree import Params
 
 
@@ -29,7 +29,7 @@ class MtlClient(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Mtl(Method):
+class Mtl(Collected):
     """Models of clients' own, drawn towards their mean."""
 
     strength: float = setting(0.0, "weight of both terms; 0 means the power of ten by the model's size", least=0)
@@ -40,15 +40,6 @@ class Mtl(Method):
 
     def send(self, task, server, ids):
         return Same(tree.map(lambda x: x.mean(0), server.models))
-
-    def merge(self, task, server, ids, uploads, sizes):
-        return MtlServer(tree.put(server.models, ids, uploads))
-
-    def generic(self, task, server):
-        return None
-
-    def newcomer(self, task, server):
-        return tree.map(lambda x: x.mean(0), server.models)
 
     def init_client(self, task, params):
         return MtlClient(params)

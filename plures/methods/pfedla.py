@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from .. import seeds, tree
-from ..method import Each, Method, setting
+from ..method import Collected, Each, Method, setting
 from ..parts.keep import KeepLocal
 from ..tree import Params
 
@@ -35,7 +35,7 @@ class PFedLAServer(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PFedLA(Method):
+class PFedLA(Collected):
     """The server mixes models, each client's in its own way, and learns how from how they move."""
 
     width: int = setting(100, "size of embedding and hidden layers of a hypernetwork", least=1)
@@ -105,12 +105,6 @@ class PFedLA(Method):
     def _layer_size(self, task, stacked, name):
         layer = task.layer_of(name)
         return sum(x[0].numel() for other, x in stacked.items() if task.layer_of(other) == layer)
-
-    def generic(self, task, server):
-        return None
-
-    def newcomer(self, task, server):
-        return tree.map(lambda x: x.mean(0), server.models)
 
     def picture(self, task, server):
         """The weights of each layer: [receiver, client]."""
