@@ -33,6 +33,7 @@ from tests.federation import (
     write_data,
 )
 from tests.small import scene_of
+from tests.test_every_method import NAMES
 
 SHORT = Terms(deadline=0.5, quorum=0.5, resend=60)
 
@@ -55,7 +56,7 @@ def unlike(rows):
 # Equal to the simulation
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", NAMES)
 def test_a_federated_run_is_the_simulation_bit_for_bit(method, link, data, tmp_path):
     found = rounds.carry_out(federated(method, link, tmp_path / "run", participation=0.75), Watcher())
     expected = simulated(method, data, tmp_path / "sim", participation=0.75, pool_rows=0)
