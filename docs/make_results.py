@@ -197,8 +197,8 @@ COMPARISONS: dict[str, Comparison] = {
         [0],
         ["personal", "worst 5 %"],
         [Claim("AFML is better than FedAvg-FT", "personal", "afml", "fedavg+ft")],
-        "In the AFML paper clients of FedAvg take 3 or 10 steps a round; AFML takes one step at the server, whatever they "
-        "take. That FedAvg-FT is ahead at zeta 0.1 in the other tables is the work of its clients, a whole epoch a round.",
+        "In the AFML paper clients of FedAvg take 3 or 10 steps a round; AFML takes one step at the server, whatever "
+        "they take. That FedAvg-FT is ahead at zeta 0.1 elsewhere is the work of its clients, an epoch a round.",
     ),
     "pfedla": Comparison(
         "pFedLA against training alone",
