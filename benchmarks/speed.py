@@ -45,7 +45,11 @@ CASES: dict[str, tuple[dict[str, Any], list[str], bool]] = {  # options, methods
         ["fedavg"],
         True,
     ),
-    "agnews": ({"data": "agnews", "model": "fasttext", "clients": 20, "partition": "dirichlet:0.1"}, ["fedavg"], False),
+    "agnews": (
+        {"data": "agnews", "share": 0.1, "model": "fasttext", "clients": 20, "partition": "dirichlet:0.1"},
+        ["fedavg"],
+        False,
+    ),
 }
 LIBRARIES = {"flower": "run_flower.py", "fluke": "run_fluke.py", "pfl": "run_apple_pfl.py"}
 FIELDS = ["case", "method", "side", "repeats", "steps", "median_ms", "fastest_ms", "ours_is_faster_by"]
