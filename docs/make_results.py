@@ -178,7 +178,7 @@ COMPARISONS: dict[str, Comparison] = {
             Claim("FedALA is better than FedAvg-C", "pooled", "fedala", "fedavg+c:c_epochs=3"),
         ],
         "Thirty rounds, where the paper has 2,000 iterations. FedAvg-C fine-tunes three epochs and does twice the work "
-        "of FedALA, and with equal work the order is the other one (the table above); but APPLE is ahead with less work. "
+        "of FedALA, and with equal work the order is the other one (the table above); APPLE is ahead with less work. "
         "Per-FedAvg is the first-order one: with Hessian-free steps it diverged at this learning rate.",
     ),
     "afml-long": Comparison(
