@@ -289,7 +289,7 @@ def test_a_wrong_key_a_wrong_authority_and_plain_http_are_refused(played):
     words = ["federate", "client", "--name", "hospital-a", "--data", "data/hospital-a.npz", "--home"]
     assert "it does not know our key" in played.call(*words, "key", code=4)
     assert "is not the one that" in played.call(*words, "other", code=2)
-    assert "did not take us" in played.call(*words, "plain", code=4)
+    assert "wants TLS and refuses plain HTTP" in played.call(*words, "plain", code=2)
     said = played.call("federate", "init", "far", "--insecure", "--address", "example.org", code=2)
     assert "plain HTTP is for 127.0.0.1 alone" in said
 

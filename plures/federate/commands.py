@@ -263,6 +263,10 @@ def _check_server(address: Any, say: Say) -> None:
         say(f"no server at {address} yet; trying until there is one")
         return
     if address.ca is None:
+        if not _speaks_plain_http(address):
+            raise UsageError(
+                f"the server at {address} wants TLS and refuses plain HTTP; use a folder with certificates"
+            )
         return
     context = ssl.create_default_context(cafile=str(address.ca))
     try:
@@ -277,6 +281,15 @@ def _check_server(address: Any, say: Say) -> None:
         raise UsageError(
             f"the server at {address} does not speak TLS ({error}); is it one without certificates?"
         ) from None
+
+
+def _speaks_plain_http(address: Any) -> bool:
+    try:
+        with socket.create_connection((address.host, address.port), timeout=5) as plain:
+            plain.sendall(b"GET / HTTP/1.0\r\n\r\n")
+            return plain.recv(5) == b"HTTP/"
+    except OSError:
+        return False
 
 
 # start
