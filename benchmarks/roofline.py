@@ -4,7 +4,7 @@
 
 Two workers of one thread each train; two processes of one thread each multiply square matrices, at the same
 moment, in turns with the training. What is counted is what the model needs, client by client (matrix products
-and convolutions), so that work which stacking adds does not count. Then one process trains five clients under
+and convolutions), so that work which stacking adds does not count. Then one process does the same under
 torch's profiler, which tells what kernels the time goes to. Writes benchmarks/results/roofline.csv and kernels.csv.
 """
 
@@ -96,7 +96,7 @@ def measured(name: str, repeats: int, data_dir: str | None) -> dict[str, object]
 
 def kernels(name: str, data_dir: str | None) -> list[dict[str, object]]:
     """What share of the time of training goes to which kernels, of those with two per cent or more."""
-    options = CASES[name] | {"clients": 5, "share": 0.02, "partition": "iid", "workers": 1, "data_dir": data_dir}
+    options = CASES[name] | {"workers": 1, "data_dir": data_dir}
     run = Run(set_scene(make_config({"method": "fedavg", **options})), None, print)
     run.play_round()
     with profile(activities=[ProfilerActivity.CPU]) as found:

@@ -10,6 +10,7 @@ import os
 import signal
 import traceback
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from multiprocessing.connection import Connection, wait
 from typing import Literal, NamedTuple, Protocol
 
@@ -260,6 +261,12 @@ def cost_of(task: Task, batch: int, n_passes: int, client_bytes: int) -> Cost:
 
 
 def groups(n_steps: Sequence[int], cost: Cost) -> list[list[int]]:
+    """As below; where every round has the same clients, they are grouped once."""
+    return [list(group) for group in _groups(tuple(n_steps), cost)]
+
+
+@lru_cache(maxsize=16)
+def _groups(n_steps: tuple[int, ...], cost: Cost) -> list[list[int]]:
     """Which places of a cohort are stacked together: clients of like length, so that few steps are thin.
 
     A stacked step costs a fixed overhead and the arithmetic of its clients. Of some ways to cut the
