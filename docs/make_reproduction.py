@@ -1,11 +1,11 @@
 """Runs presets, the tables of the papers, and writes docs/reproduction.md from what they recorded.
 
-    python docs/make_reproduction.py run PRESET ... --scale small|full --out CACHE [--method M ...] [--data-dir DIR]
+    python docs/make_reproduction.py run PRESET ... --scale small|full --out CACHE [--method M ...] [--seed S ...]
     python docs/make_reproduction.py write
 
 `run` keeps run folders in CACHE and goes on where it was stopped; what is done is recorded, numbers only, in
-docs/reproduction/PRESET-SCALE.json. With --method it runs these methods alone; the record keeps the others that
-it has. `write` writes the page from all records. Why gaps are as they are is told in
+docs/reproduction/PRESET-SCALE.json. With --method it runs these methods alone, with --seed these seeds; the record
+keeps the others that it has. `write` writes the page from all records. Why gaps are as they are is told in
 docs/reproduction/explanations.toml, a text for each PRESET-SCALE.
 """
 
@@ -36,7 +36,14 @@ def read(path: Path) -> Record:
 
 
 def run(
-    name: str, scale: reproduce.Scale, cache: Path, only: list[str], data_dir: str | None, records: Path, workers: int
+    name: str,
+    scale: reproduce.Scale,
+    cache: Path,
+    only: list[str],
+    seeds: list[int],
+    data_dir: str | None,
+    records: Path,
+    workers: int,
 ) -> None:
     """Run what is missing of a preset and record it after every run."""
     preset = reproduce.find(name)
@@ -44,6 +51,7 @@ def run(
     record = read(path) if path.exists() else {"preset": name, "scale": scale, "runs": {}}
     named = {preset.run_as(method, scale): method for method in preset.methods()}
     ask = preset.ask(scale, data_dir, workers, only)
+    ask = ask._replace(seeds=seeds or ask.seeds)
 
     def save() -> None:
         records.mkdir(parents=True, exist_ok=True)
@@ -166,6 +174,7 @@ def main() -> None:
     runs.add_argument("--scale", choices=SCALES, required=True)
     runs.add_argument("--out", type=Path, required=True, metavar="CACHE", help="folder of the run folders")
     runs.add_argument("--method", action="append", default=[], help="only this method; repeatable")
+    runs.add_argument("--seed", action="append", type=int, default=[], help="only this seed; repeatable")
     runs.add_argument("--data-dir")
     runs.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     given = parser.parse_args()
@@ -174,7 +183,7 @@ def main() -> None:
             unknown = set(given.method) - set(reproduce.find(name).published)
             if unknown:
                 parser.error(f"{name} has no method {', '.join(sorted(unknown))}")
-            run(name, given.scale, given.out, given.method, given.data_dir, RECORDS, given.workers)
+            run(name, given.scale, given.out, given.method, given.seed, given.data_dir, RECORDS, given.workers)
     write(RECORDS, HERE / "reproduction.md")
 
 

@@ -450,10 +450,13 @@ class Executor:
         return tree.map(lambda x: x[:n_groups].sum(0), self._sums)
 
     def _score(self, kind: str, round: int, each: bool, ids: list[int], part: Rows, fresh: bool) -> None:
-        n_batches = [len(self.population.rows_of(i, part)) // TEST_BATCH + 1 for i in ids]
+        # Counted in parts of a batch, so that clients with few rows are together: their batches are narrow.
+        of_a_batch = 8
+        n_parts = [len(self.population.rows_of(i, part)) * of_a_batch // TEST_BATCH + 1 for i in ids]
         bytes_each = 2 * tree.n_bytes(self.task.initial) + 2 * TEST_BATCH * self.task.row_bytes
-        cost = cost_of(self.task, TEST_BATCH, 1, bytes_each)
-        self._spread(kind, round, each, ids, n_batches, cost, part, fresh)
+        step, overhead, most = cost_of(self.task, TEST_BATCH, 1, bytes_each)
+        cost = Cost(step / of_a_batch, overhead / of_a_batch, most)
+        self._spread(kind, round, each, ids, n_parts, cost, part, fresh)
 
     def _n_steps(self, ids: list[int]) -> list[int]:
         solver = self.method.solver

@@ -25,6 +25,8 @@ from .tree import Tree
 
 Objective = Callable[..., Tensor]
 
+MEMORY_BYTES = 256 << 20  # what may be kept of batches that come again
+
 
 @dataclass(frozen=True)
 class Solver:
@@ -79,10 +81,12 @@ def fit(
     epochs: Tensor | None = None,
     stop: Plateau | None = None,
     pace: dict[str, float] | None = None,
+    shuffle: bool = True,
 ) -> Fitted:
     """Train `params` on the shard. `epochs`, one number a client, replaces the solver's.
 
-    `pace` multiplies the learning rate of what stands under a name of the tree.
+    `pace` multiplies the learning rate of what stands under a name of the tree. Without `shuffle`
+    every epoch meets the rows in the order of the shard, in the same batches.
     """
     leaves, params_spec = tree.flatten(params)
     given_leaves, given_spec = tree.flatten(given)
@@ -94,9 +98,8 @@ def fit(
         length, unit = torch.tensor(solver.epochs), "epochs"
     places = [name.partition("/")[0] for name in tree.names(params)]
     paces = tuple((pace or {}).get(place, 1.0) for place in places)
-    job = _Job(
-        _fit, objective, solver, unit, stop, params_spec, given_spec, len(leaves), len(given_leaves), _Found(), paces
-    )
+    sizes = len(leaves), len(given_leaves)
+    job = _Job(_fit, objective, solver, unit, stop, params_spec, given_spec, *sizes, _Found(), shuffle, paces)
     out = _Loop.apply(job, *leaves, *given_leaves, *shard, length)
     return Fitted(tree.unflatten(out[:-2], params_spec), out[-2], out[-1])
 
@@ -111,7 +114,7 @@ def measure(fn: Callable[..., Tree], params: Tree, shard: Shard, batch: int, giv
     _, nothing = tree.flatten(())
     leaves, spec = tree.flatten((params, *given))
     found = _Found()
-    job = _Job(_measure, on_batch, Solver(batch=batch), "epochs", None, nothing, spec, 0, len(leaves), found)
+    job = _Job(_measure, on_batch, Solver(batch=batch), "epochs", None, nothing, spec, 0, len(leaves), found, False)
     out = _Loop.apply(job, *leaves, *shard, torch.tensor(1))
     return tree.unflatten(out, found.spec)
 
@@ -159,6 +162,7 @@ class _Job(NamedTuple):
     n_params: int
     n_given: int
     found: _Found
+    shuffle: bool  # whether each epoch has an order of its own
     paces: tuple[float, ...] = ()  # factors of the learning rate, one for each tensor
     alone: bool = False  # one client: no vmap
     traced: bool = True
@@ -203,15 +207,11 @@ def _stacked_loop(job: _Job, tensors: list[Tensor], dims: list[int | None], n: i
         raise TypeError("a shard's x and y are tables that all clients share; they cannot be stacked")
     shard = Shard(*[tensors[i] if i in (x_at, y_at) else stacked(i) for i in range(first_shard, first_shard + 8)])
     length = stacked(len(tensors) - 1).numpy()
-    sizes, smallest = shard.size.numpy(), int(shard.smallest.max())
-    shuffle = job.run is _fit
-    if job.unit == "epochs":
-        n_steps = length * batches_an_epoch(sizes, job.solver.batch, smallest if shuffle else 1)
-    else:
-        n_steps = length
-    batches = plan(
-        shard.rows.numpy(), sizes, shard.key.numpy(), n_steps, job.solver.batch, smallest if shuffle else 1, shuffle
-    )
+    sizes, size, smallest = shard.size.numpy(), job.solver.batch, int(shard.smallest.max())
+    if job.run is _measure:  # no wider than the largest client needs; few widths, for each is traced
+        size, smallest = min(size, max(8, 1 << int(sizes.max(initial=1) - 1).bit_length())), 1
+    n_steps = length * batches_an_epoch(sizes, size, smallest) if job.unit == "epochs" else length
+    batches = plan(shard.rows.numpy(), sizes, shard.key.numpy(), n_steps, size, smallest, job.shuffle)
     order = torch.from_numpy(batches.sorted_clients)
     params = [stacked(i)[order] for i in range(job.n_params)]  # fresh memory: updated in place
     given = [tensors[i][order] if dims[i] == 0 else tensors[i] for i in range(first_given, first_shard)]
@@ -258,6 +258,7 @@ def _fit(
     this_epoch: list[list[float]] = [[] for _ in range(n)]
 
     step: trace.Step | None = None
+    memory: _Memory | None = None
     place = np.arange(n)  # the clients now in the stack, as places in the plan
     gathered = False  # whether `now` is a copy of rows of `full` and not a view of its first rows
     now, own, own_counts = full, given, counts
@@ -290,8 +291,11 @@ def _fit(
         batch = _batch(shard, batches, at, own_counts)
         if step is None:
             step = _step(job, call, [*now, *batch, *own], given_dims)
+            if step.halves is not None and len(batches.live) > batches.steps_an_epoch.max():
+                memory = _Memory(step, step.halves, batches.steps_an_epoch)
             first = [x[:1] for x in now], Batch(*[x[:1] for x in batch]), _first(own, given_dims)
-        losses, slopes = step([*now, *batch, *own])
+        tensors = [*now, *batch, *own]
+        losses, slopes = step(tensors) if memory is None else memory.step(t, place, tensors)
         state.step(now, slopes, is_statistic, lr, job.paces)
         here: Any = torch.from_numpy(place) if gathered else slice(len(place))
         loss_sum[here] += losses
@@ -329,9 +333,47 @@ def _step(
 
     if not job.traced:
         return trace.untraced(eager, n)
-    name = (trace.name_of(job.fn), job.params_spec, job.given_spec, tuple(given_dims))
-    dims = [None] * len(tensors) if job.alone else [*[0] * (n + fields), *given_dims]
-    return trace.step_of(name, eager, n, tensors, dims)
+    roles: list[trace.Role] = []
+    if not job.shuffle:  # what is drawn in a step does not come again: the key of a batch moves
+        of_batch = Batch(x="repeats", y="repeats", mask="repeats", counts="repeats", key="moves")  # type: ignore[arg-type]
+        roles = [*["moves"] * n, *of_batch, *["stays"] * len(given_dims)]  # type: ignore[list-item]
+    return trace.step_of(_name(job, given_dims), eager, n, tensors, _dims(job, given_dims), roles)
+
+
+def _name(job: _Job, given_dims: Sequence[int | None]) -> Any:
+    return trace.name_of(job.fn), job.params_spec, job.given_spec, tuple(given_dims)
+
+
+def _dims(job: _Job, given_dims: Sequence[int | None]) -> list[int | None]:
+    """Which tensors of a step are stacked."""
+    n, fields = job.n_params, len(Batch._fields)
+    return [None] * (n + fields + len(given_dims)) if job.alone else [*[0] * (n + fields), *given_dims]
+
+
+class _Memory:
+    """Steps over batches that come again in every epoch: what they give before they meet the trained tensors is kept."""
+
+    def __init__(self, whole: trace.Step, halves: trace.Halves, steps_an_epoch: np.ndarray) -> None:
+        self.whole, self.halves, self.steps_an_epoch = whole, halves, steps_an_epoch
+        self.start = np.concatenate([[0], np.cumsum(steps_an_epoch)])
+        self.kept: list[Tensor] | None = None
+        self.fits = True
+
+    def step(self, t: int, place: np.ndarray, tensors: list[Tensor]) -> trace.Losses:
+        """Step t of the clients at these places of the plan."""
+        an_epoch = self.steps_an_epoch[place]
+        at = torch.from_numpy(self.start[place] + t % an_epoch)
+        if self.fits and (t < an_epoch).any():
+            new = self.halves.fixed(tensors)
+            if self.kept is None:
+                n_bytes = sum(x[0].numel() * x.element_size() for x in new) * int(self.start[-1])
+                self.fits = n_bytes <= MEMORY_BYTES
+                self.kept = [x.new_empty(int(self.start[-1]), *x.shape[1:]) for x in new] if self.fits else []
+            for kept, x in zip(self.kept, new if self.fits else [], strict=True):
+                kept[at] = x
+        if not self.fits:
+            return self.whole(tensors)
+        return self.halves.moving(tensors, [kept[at] for kept in self.kept or []])
 
 
 def _first(given: list[Tensor], given_dims: Sequence[int | None]) -> list[Tensor]:
@@ -441,14 +483,24 @@ def _measure(
 ) -> list[Tensor]:
     totals: list[Tensor] = []
     n = len(counts)
+    values: trace.Values | None = None
+    fields = len(Batch._fields)
+    # For other models a trace costs more than it saves: tests are few and large.
+    has_convolutions = any(x.dim() - (d == 0) == 4 for x, d in zip(given, given_dims, strict=True))
+
+    def eager(tensors: list[Tensor]) -> tuple[list[Tensor], Any]:
+        return tree.flatten(call([], Batch(*tensors[:fields]), tensors[fields:]))  # all that is read is given
+
     if not len(batches.live):
         raise ValueError("nothing to measure: no client of the stack has a row")
     with torch.no_grad():
         for t, live in enumerate(batches.live):
             at = slice(batches.start[t], batches.start[t] + live)
             own = [x[:live] if d == 0 else x for x, d in zip(given, given_dims, strict=True)]
-            out = call([x[:live] for x in params], _batch(shard, batches, at, counts[:live]), own)
-            parts, job.found.spec = tree.flatten(out)
+            tensors = [*_batch(shard, batches, at, counts[:live]), *own]
+            if values is None and has_convolutions and not job.alone:
+                values = trace.values_of(_name(job, given_dims), eager, tensors, _dims(job, given_dims))
+            parts, job.found.spec = eager(tensors) if values is None else (values.run(tensors), values.spec)
             if not totals:
                 totals = [torch.zeros(n, *x.shape[1:], dtype=x.dtype) for x in parts]
             for total, x in zip(totals, parts, strict=True):

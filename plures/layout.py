@@ -27,10 +27,21 @@ def unfold(x: Tensor, n: int) -> Tensor:
     return x.unflatten(1, (n, -1)).permute(1, 0, 2, 3, 4)
 
 
+def lie_last(x: Tensor) -> Tensor:
+    """[row, channel, height, width] with channels last, and seen to be so: a single channel lies both ways."""
+    _, channels, height, width = x.shape
+    laid = x.contiguous(memory_format=torch.channels_last)
+    return laid.as_strided(x.shape, (channels * height * width, 1, channels * width, channels))
+
+
 def channels_last(graph: fx.Graph, prime: int) -> None:
     """Rewrite a traced step of stacked clients; `prime` stands for their number."""
     convolutions = [node for node in graph.nodes if node.target is aten.convolution.default]
-    if not convolutions or not all(_is_safe(node, prime) for node in convolutions):
+    if not convolutions:
+        return
+    if all(_is_safe(node, 1) for node in convolutions):  # one model for all: clients are rows
+        _channels_last_of_one(graph, convolutions)
+    if not all(_is_safe(node, prime) for node in convolutions):
         return
     folds: dict[Any, Any] = {}  # node of five axes -> its folded form
 
@@ -49,20 +60,36 @@ def channels_last(graph: fx.Graph, prime: int) -> None:
                 _replace(node, place, _stacked_source(node.args[place], prime), folded)
         elif node.target is aten.max_pool2d_with_indices.default:
             _pool(graph, node, prime, folded)
-    for node in graph.nodes:  # a view of a folded tensor may have to move numbers
-        if node.target in (aten.view.default, aten._unsafe_view.default):
-            node.target = torch.reshape
+    _reshape_views(graph)
     graph.eliminate_dead_code()
 
 
-def _is_safe(conv: Any, prime: int) -> bool:
+def _channels_last_of_one(graph: fx.Graph, convolutions: list[Any]) -> None:
+    """What a convolution gets lies with its channels last; what comes out, and goes on, does so by itself."""
+    if any(node.target is aten.convolution_backward.default for node in graph.nodes):
+        return  # only ever met, and tried, in tests
+    for node in convolutions:
+        with graph.inserting_before(node):
+            last = graph.call_function(lie_last, (node.args[0],))
+        node.args = (last, *node.args[1:])
+    _reshape_views(graph)
+
+
+def _reshape_views(graph: fx.Graph) -> None:
+    """A view of a tensor that lies otherwise may have to move numbers."""
+    for node in graph.nodes:
+        if node.target in (aten.view.default, aten._unsafe_view.default):
+            node.target = torch.reshape
+
+
+def _is_safe(conv: Any, n_groups: int) -> bool:
     """Whether a convolution is of the kind that was tried at length with channels last.
 
     Kernels for others may end the process: one with 4 channels, a stride of 2 and a window of 7 did.
     """
     _, weight, _, stride, _, dilation, transposed, _, groups = conv.args
-    plain = list(stride) == [1, 1] and list(dilation) == [1, 1] and not transposed and groups == prime
-    return plain and _shape(weight)[0] % (16 * prime) == 0
+    plain = list(stride) == [1, 1] and list(dilation) == [1, 1] and not transposed and groups == n_groups
+    return plain and _shape(weight)[0] % (16 * n_groups) == 0
 
 
 def _shape(node: Any) -> tuple[int, ...]:

@@ -392,11 +392,19 @@ class Run(Course):
             if generic_model is None and last:
                 generic_model = self._mean_of_personal()
             generic = None
-            if generic_model is not None:
+            if self._one_for_all(generic_model):
+                generic = personal
+            elif generic_model is not None:
                 generic = _summed(self.executor.score_generic(generic_model, ids) for ids in self._blocks(self.scored))
             due = last or (bool(config.pool_every) and self.round // config.eval_every % config.pool_every == 0)
             pool = self._pool(generic_model) if due and len(population.pool) and self.scored else None
         return rows.Evaluation(self.scored, personal, generic, time.perf_counter() - began, validation, pool)
+
+    def _one_for_all(self, generic_model: Params | None) -> bool:
+        """Whether every client's personal model is the generic one: then it need not be scored twice."""
+        method = self.scene.method
+        served = method.serve(self.scene.task, self.server, torch.tensor(self.scored[:1]))
+        return method.scored == "global" and isinstance(served, Same) and served.tree is generic_model
 
     def _blocks(self, ids: list[int]) -> Iterator[list[int]]:
         """As many clients at a time as the executor has room for."""

@@ -1,7 +1,7 @@
-"""One stacked training step as a flat list of kernels.
+"""One stacked step, of training or of a test, as a flat list of kernels.
 
 A step of small clients costs little arithmetic: most of its time goes to vmap, autograd and Python.
-So the step (an objective vmapped over clients, and its slopes) is traced once into a graph of plain
+So the step (a function vmapped over clients, and its slopes) is traced once into a graph of plain
 kernels, which then runs for any number of clients. The number of clients is traced as a large prime;
 wherever a multiple of it stands in the graph as a size, the number of clients of the call is put.
 The graph is compared with the untraced step before it is used; if they differ, the step stays untraced.
@@ -10,7 +10,7 @@ The graph is compared with the untraced step before it is used; if they differ, 
 import operator
 import types
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, fx
@@ -59,7 +59,36 @@ class Scattered(NamedTuple):
 
 
 Slope = Tensor | Product | Scattered | None
-Step = Callable[[list[Tensor]], tuple[Tensor, list[Slope]]]
+Losses = tuple[Tensor, list[Slope]]
+Role = Literal["moves", "repeats", "stays"]  # of a tensor of a step: trained, of a batch that comes again, or neither
+
+
+class Halves(NamedTuple):
+    """A step in two: what a batch gives before it meets anything that moves, with a row for each client, and the rest.
+
+    Where batches come again, as in epochs without shuffling, the first half need not be computed again.
+    """
+
+    fixed: Callable[[list[Tensor]], list[Tensor]]
+    moving: Callable[[list[Tensor], list[Tensor]], Losses]
+
+
+class Step(NamedTuple):
+    """Losses of a stack of clients and slopes, from the tensors of a step in a row."""
+
+    run: Callable[[list[Tensor]], Losses]
+    traced: bool
+    halves: Halves | None = None
+
+    def __call__(self, tensors: list[Tensor]) -> Losses:
+        return self.run(tensors)
+
+
+class Values(NamedTuple):
+    """What a function of a stack of clients gives, in a row, and the structure it has."""
+
+    run: Callable[[list[Tensor]], list[Tensor]]
+    spec: Any
 
 
 def dense(slope: Slope) -> Tensor | None:
@@ -67,25 +96,60 @@ def dense(slope: Slope) -> Tensor | None:
 
 
 _known: dict[Hashable, Step] = {}
+_known_values: dict[Hashable, Values] = {}
 
 
 def step_of(
-    name: Hashable, eager: Callable[..., Tensor], n_params: int, tensors: list[Tensor], dims: Sequence[int | None]
+    name: Hashable,
+    eager: Callable[..., Tensor],
+    n_params: int,
+    tensors: list[Tensor],
+    dims: Sequence[int | None],
+    roles: Sequence[Role] = (),
 ) -> Step:
     """A function of all tensors of a step that gives losses and the slopes of the first `n_params`.
 
     `eager(*tensors)` gives the losses of a stack of clients; `dims` says which tensors are stacked over a
     number of clients that may change from call to call; `name` is equal for steps that compute the same.
+    With `roles`, one for each tensor, the step comes in halves too, if it can be cut.
     """
-    key = (name, tuple((d, x.shape[1:] if d == 0 else x.shape, x.dtype) for x, d in zip(tensors, dims, strict=True)))
+    key = (name, tuple(roles), _shapes(tensors, dims))
     if key not in _known:
         plain = untraced(eager, n_params)
-        _known[key] = _traced(plain, tensors, dims) or plain
+        _known[key] = _traced(plain, tensors, dims, roles) or plain
     return _known[key]
 
 
+def values_of(
+    name: Hashable,
+    eager: Callable[[list[Tensor]], tuple[list[Tensor], Any]],
+    tensors: list[Tensor],
+    dims: Sequence[int | None],
+) -> Values:
+    """The same without slopes: `eager` gives some values in a row, and their structure."""
+    key = (name, _shapes(tensors, dims))
+    if key not in _known_values:
+        _, spec = eager(_few(tensors, dims, 2))
+
+        def plain(values: list[Tensor]) -> list[Tensor]:
+            return eager(values)[0]
+
+        module: Any = _module(plain, tensors, dims)
+
+        def traced(values: list[Tensor]) -> list[Tensor]:
+            return list(module.forward(*values))
+
+        good = module is not None and all(_same(plain, traced, _few(tensors, dims, n)) for n in (1, 2, 3))
+        _known_values[key] = Values(traced if good else plain, spec)
+    return _known_values[key]
+
+
+def _shapes(tensors: list[Tensor], dims: Sequence[int | None]) -> Hashable:
+    return tuple((d, x.shape[1:] if d == 0 else x.shape, x.dtype) for x, d in zip(tensors, dims, strict=True))
+
+
 def untraced(eager: Callable[..., Tensor], n_params: int) -> Step:
-    def step(tensors: list[Tensor]) -> tuple[Tensor, list[Slope]]:
+    def step(tensors: list[Tensor]) -> Losses:
         with torch.enable_grad():
             leaves = [x.detach().requires_grad_(x.is_floating_point()) for x in tensors[:n_params]]
             losses = eager(*leaves, *tensors[n_params:])
@@ -93,27 +157,49 @@ def untraced(eager: Callable[..., Tensor], n_params: int) -> Step:
             slopes = iter(torch.autograd.grad(losses.sum(), wanted, allow_unused=True))
         return losses.detach(), [next(slopes) if x.requires_grad else None for x in leaves]
 
-    return step
+    return Step(step, False)
 
 
-def _traced(plain: Step, tensors: list[Tensor], dims: Sequence[int | None]) -> Step | None:
-    sizes = {size for x in tensors for size in x.shape}
-    prime = next(p for p in PRIMES if not any(size % p == 0 for size in sizes if size))
+def _traced(plain: Step, tensors: list[Tensor], dims: Sequence[int | None], roles: Sequence[Role]) -> Step | None:
+    def flat(values: list[Tensor]) -> list[Slope]:
+        losses, slopes = plain(values)
+        return [losses, *slopes]
+
+    module = _module(flat, tensors, dims)
+    if module is None:
+        return None
+    forward: Any = module.forward
+
+    def step(values: list[Tensor]) -> Losses:
+        with torch.no_grad():
+            losses, *slopes = forward(*values)
+        return losses, [_slope(slope) for slope in slopes]
+
+    if not all(_agree(plain, step, _few(tensors, dims, n)) for n in (1, 2, 3)):
+        return None
+    return Step(step, True, _halves(plain, module.graph, roles, tensors, dims) if roles and 0 in dims else None)
+
+
+def _module(
+    plain: Callable[[list[Tensor]], list[Any]], tensors: list[Tensor], dims: Sequence[int | None]
+) -> fx.GraphModule | None:
+    """The kernels of a function of stacked clients; None if it cannot be traced."""
+    prime = _prime(tensors)
     with FakeTensorMode(allow_non_fake_inputs=True):
         wide = [
             torch.empty((prime, *x.shape[1:]) if d == 0 else x.shape, dtype=x.dtype)
             for x, d in zip(tensors, dims, strict=True)
         ]
 
-    def flat(*values: Tensor) -> list[Slope]:
-        losses, slopes = plain(list(values))
-        return [losses, *slopes]
+    def flat(*values: Tensor) -> list[Any]:
+        return plain(list(values))
 
     try:
         if 0 in dims and _n_calls(plain, _few(tensors, dims, 2)) != _n_calls(plain, _few(tensors, dims, 3)):
             return None  # torch does some of it client by client: traced, it would be a loop of thousands
         module = make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*wide)
         _clean(module.graph)
+        _join_products(module.graph)
         if 0 in dims:
             layout.channels_last(module.graph, prime)
             _leave_parts(module.graph)
@@ -122,14 +208,81 @@ def _traced(plain: Step, tensors: list[Tensor], dims: Sequence[int | None]) -> S
         module.recompile()
     except Exception:  # what cannot be traced runs untraced: slower, the same numbers
         return None
-    forward: Any = module.forward
+    return module
 
-    def step(values: list[Tensor]) -> tuple[Tensor, list[Slope]]:
+
+def _prime(tensors: list[Tensor]) -> int:
+    """One that divides no size of the tensors."""
+    sizes = {size for x in tensors for size in x.shape}
+    return next(p for p in PRIMES if not any(size % p == 0 for size in sizes if size))
+
+
+def _halves(
+    plain: Step, graph: fx.Graph, roles: Sequence[Role], tensors: list[Tensor], dims: Sequence[int | None]
+) -> Halves | None:
+    """Cut a traced step where what repeats meets what moves; None where that cannot be done."""
+    prime, inputs = _prime(tensors), iter(roles)
+    role: dict[fx.Node, Role] = {}
+    for node in graph.nodes:
+        of_inputs = {role[x] for x in node.all_input_nodes}
+        if node.op == "placeholder":
+            role[node] = next(inputs)
+        else:
+            role[node] = "moves" if "moves" in of_inputs else "repeats" if "repeats" in of_inputs else "stays"
+    border = [
+        node
+        for node in graph.nodes
+        if node.op == "call_function" and role[node] == "repeats" and any(role[user] == "moves" for user in node.users)
+    ]
+    axes = [axis for axis in (_client_axis(node, prime) for node in border) if axis is not None]
+    if not border or len(axes) < len(border):
+        return None
+    (out,) = [node for node in graph.nodes if node.op == "output"]
+    first: Any = _part(graph, [n for n in graph.nodes if role[n] != "moves"], [], border)
+    second: Any = _part(graph, [n for n in graph.nodes if role[n] != "repeats"], border, out.args[0])
+    stacked = list(dims).index(0)
+
+    def fixed(values: list[Tensor]) -> list[Tensor]:
+        n = len(values[stacked])
         with torch.no_grad():
-            losses, *slopes = forward(*values)
+            return [
+                x.unflatten(axis, (n, -1)).movedim(axis, 0) for x, axis in zip(first(*values), axes, strict=True)
+            ]
+
+    def moving(values: list[Tensor], kept: list[Tensor]) -> Losses:
+        with torch.no_grad():
+            given = [x.movedim(0, axis).flatten(axis, axis + 1) for x, axis in zip(kept, axes, strict=True)]
+            losses, *slopes = second(*values, *given)
         return losses, [_slope(slope) for slope in slopes]
 
-    return step if all(_agree(plain, step, _few(tensors, dims, n)) for n in (1, 2, 3)) else None
+    def both(values: list[Tensor]) -> Losses:
+        return moving(values, [x.contiguous() for x in fixed(values)])
+
+    try:
+        return Halves(fixed, moving) if all(_agree(plain, both, _few(tensors, dims, n)) for n in (2, 3)) else None
+    except Exception:
+        return None
+
+
+def _client_axis(node: fx.Node, prime: int) -> int | None:
+    """Along which axis the clients of a value lie, if along one."""
+    value = node.meta.get("val")
+    axes = [i for i, size in enumerate(value.shape) if size % prime == 0] if isinstance(value, Tensor) else []
+    return axes[0] if len(axes) == 1 else None
+
+
+def _part(graph: fx.Graph, nodes: list[fx.Node], given: list[fx.Node], outputs: Any) -> Any:
+    """Some nodes of a graph as a function of all its inputs, and of values that are given."""
+    new, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    for node in [n for n in graph.nodes if n.op == "placeholder"] + given:
+        copies[node] = new.placeholder(node.name)
+    for node in nodes:
+        if node.op == "call_function" and node not in copies:
+            copies[node] = new.node_copy(node, lambda n: copies[n])
+    new.output(fx.node.map_arg(outputs, lambda n: copies[n]))
+    new.eliminate_dead_code()
+    new.lint()
+    return fx.GraphModule(torch.nn.Module(), new).forward
 
 
 def _slope(given: Any) -> Slope:
@@ -149,7 +302,7 @@ class _Calls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _n_calls(plain: Step, values: list[Tensor]) -> int:
+def _n_calls(plain: Callable[[list[Tensor]], Any], values: list[Tensor]) -> int:
     with _Calls() as calls:
         plain(values)
     return calls.n
@@ -167,13 +320,22 @@ def _few(tensors: list[Tensor], dims: Sequence[int | None], n: int) -> list[Tens
     return [rows(x) if d == 0 else x.detach() for x, d in zip(tensors, dims, strict=True)]
 
 
-def _agree(plain: Step, step: Step, values: list[Tensor]) -> bool:
-    """Whether both give the same."""
+def _agree(plain: Step, step: Callable[[list[Tensor]], Losses], values: list[Tensor]) -> bool:
+    """Whether two steps give the same losses and slopes."""
+
+    def in_a_row(found: Losses) -> list[Tensor | None]:
+        return [found[0], *map(dense, found[1])]
+
+    return _same(lambda x: in_a_row(plain(x)), lambda x: in_a_row(step(x)), values)
+
+
+def _same(one: Callable[..., Sequence[Any]], other: Callable[..., Sequence[Any]], values: list[Tensor]) -> bool:
+    """Whether two functions give the same but for rounding."""
     try:
-        (losses, slopes), (again, others) = plain(values), step(values)
+        found, again = one(values), other(values)
     except Exception:
         return False
-    for a, b in zip(map(dense, [losses, *slopes]), map(dense, [again, *others]), strict=True):
+    for a, b in zip(found, again, strict=True):
         if (a is None) != (b is None):
             return False
         if a is not None and b is not None and not torch.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True):
@@ -208,6 +370,65 @@ def _clean(graph: fx.Graph) -> None:
         if idle or twice:
             node.replace_all_uses_with(source.args[0] if twice else source)
             graph.erase_node(node)
+    graph.eliminate_dead_code()
+
+
+TRANSPOSES, PRODUCTS = (aten.transpose.int, aten.t.default), (aten.bmm.default, aten.mm.default)
+
+
+def _join_products(graph: fx.Graph) -> None:
+    """Weights that are used many times, as in a recurrent net: a sum of products becomes one product.
+
+    A1 B1 + A2 B2 + ... is [A1 A2 ...] [B1; B2; ...], and something plus a product is one kernel.
+    """
+
+    def is_one(node: Any, targets: tuple[Any, ...]) -> bool:
+        return isinstance(node, fx.Node) and node.target in targets and len(node.users) == 1
+
+    def turned(x: Any) -> Any:
+        """The node with its last two axes exchanged."""
+        if x.target in TRANSPOSES:
+            return x.args[0]
+        return graph.call_function(aten.transpose.int, (x, -2, -1))
+
+    def is_product(node: Any) -> bool:
+        return is_one(node, PRODUCTS) or (is_one(node, TRANSPOSES) and is_one(node.args[0], PRODUCTS))
+
+    def factors(node: fx.Node) -> tuple[Any, Any]:
+        """A and B of a term that is A B, or the transpose of a product."""
+        if node.target in PRODUCTS:
+            return node.args[0], node.args[1]
+        left, right = node.args[0].args[:2]  # type: ignore[union-attr]
+        return turned(right), turned(left)
+
+    def terms(node: Any) -> list[Any]:
+        """What is added up in a node."""
+        if is_one(node, (aten.add.Tensor,)) and not node.kwargs:
+            return [*terms(node.args[0]), *terms(node.args[1])]
+        return [node]
+
+    for node in reversed(list(graph.nodes)):
+        if node.target is not aten.add.Tensor or node.kwargs or not node.users:
+            continue
+        added = [*terms(node.args[0]), *terms(node.args[1])]
+        if len(added) > 2 and all(map(is_product, added)):
+            with graph.inserting_before(node):
+                pairs = [factors(term) for term in added]
+                left = graph.call_function(aten.cat.default, ([turned(a) for a, _ in pairs], -2))
+                right = graph.call_function(aten.cat.default, ([b for _, b in pairs], -2))
+                target = aten.bmm.default if node.meta["val"].dim() == 3 else aten.mm.default
+                joined = graph.call_function(target, (turned(left), right))
+        elif any(is_one(arg, (aten.bmm.default,)) for arg in node.args):
+            product = next(arg for arg in reversed(node.args) if is_one(arg, (aten.bmm.default,)))
+            other = node.args[0] if product is node.args[1] else node.args[1]
+            if not isinstance(other, fx.Node) or other.meta["val"].shape != node.meta["val"].shape:
+                continue
+            with graph.inserting_before(node):
+                joined = graph.call_function(aten.baddbmm.default, (other, *product.args))
+        else:
+            continue
+        joined.meta["val"] = node.meta["val"]
+        node.replace_all_uses_with(joined)
     graph.eliminate_dead_code()
 
 

@@ -322,6 +322,22 @@ def test_personal_models_fit_the_model_and_predict_what_was_scored(name):
 
 
 @every_method
+def test_a_model_that_is_everyones_is_scored_once(name):
+    run = run_of(name)
+    try:
+        run.play_round()
+        generic = run.scene.method.generic(run.scene.task, run.server)
+        once = run._one_for_all(generic)
+        found = run.evaluate()
+        if once:
+            assert generic is not None and found.generic is found.personal
+            assert run.executor.score_generic(generic, run.scored)["hits"].tolist() == found.personal["hits"]
+    finally:
+        run.close()
+    assert once == (name in ("fedavg", "fedprox", "fedsam"))
+
+
+@every_method
 def test_settings_survive_toml(name):
     method = choose(name, {}, Solver())
     text = to_toml(make_config({"method": name, "settings": all_settings(method)}))

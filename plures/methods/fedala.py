@@ -8,7 +8,7 @@ settles the first time, one epoch in every later round. Lower layers are taken a
 
 Differs from the paper: the first stage ends after `cap` epochs in any case; whether it is a
 client's first time is counted for each client, not by the round; the s percent are a random
-subset, where the authors' code takes a window.
+subset, where the authors' code takes a window; as there, every epoch meets them in one order.
 """
 
 from ..method import Method

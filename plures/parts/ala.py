@@ -72,7 +72,8 @@ class Ala(Part):
         some = shard.take(self.s / 100, "ala")
         given = (received, client.model, client.host)
         stop = Plateau(threshold=self.threshold, loss_of=self.loss_stat)
-        return fit(objective, client.blend, some, solver, given, epochs, stop).params
+        # The same batches in every epoch: losses of last batches can settle only if they are of the same rows.
+        return fit(objective, client.blend, some, solver, given, epochs, stop, shuffle=False).params
 
     def train(self, task, received, client, shard, worn=BARE):
         blend = self.learn(task, received, client, shard) if client.blend else {}

@@ -19,6 +19,7 @@ from plures.run import cohort
 from tests.small import SIZES, played, run_of, shard_of, small_split
 
 from .plain import (
+    BATCH,
     Bowl,
     Dense,
     Normed,
@@ -62,9 +63,11 @@ def mixed(received, own, blend):
     return received | {name: own[name] + (received[name] - own[name]) * weight for name, weight in blend.items()}
 
 
-def steps_of(shard, epochs=1, share=1.0):
-    """The batches that the blend is learned on: of a random share of the rows, which for all rows is another order."""
-    return list(batches(shard.take(share, "ala"), epochs))
+def steps_of(shard, epochs=1, share=1.0, batch=BATCH):
+    """The batches that the blend is learned on, of a random share of the rows: the same in every epoch."""
+    some = shard.take(share, "ala")
+    rows = some.rows[: int(some.size)].split(batch)
+    return [(shard.x[here], shard.y[here]) for here in rows] * epochs
 
 
 def papers_blend(make, received, own, blend, steps, eta):
@@ -216,7 +219,7 @@ def test_fedala_learns_in_a_second_round_until_the_loss_settles():
     blend = filled(received, HEAD, 0.5)
     method = ala_of(solver_of(batch=15), eta=0.125, cap=30, threshold=0.03)
     client, _, _ = method.train(task, received, client_of(own, blend, 1), shard)
-    steps = list(batches(shard.take(1.0, "ala"), 30, batch=15))
+    steps = steps_of(shard, 30, batch=15)
     _, losses = papers_blend(Dense, received, own, blend, steps, 0.125)
     stops = next(n for n in range(11, 31) if np.std(losses[n - 10 : n]) < 0.03)
     assert 11 < stops < 25
@@ -246,7 +249,7 @@ def test_fedala_learns_on_s_percent_of_the_rows_and_at_least_one(s, n_rows, monk
     task = task_of(Dense)
     (received, own), shard = two_models(task), shard_for(task, n=17)
     seen = []
-    monkeypatch.setattr("plures.parts.ala.fit", lambda *args: seen.append(args[2]) or fit(*args))
+    monkeypatch.setattr("plures.parts.ala.fit", lambda *args, **named: seen.append(args[2]) or fit(*args, **named))
     ala_of(s=s).train(task, received, client_of(own, filled(received, HEAD, 0.5), 2), shard)
     (some,) = seen
     rows = some.rows[: int(some.size)].tolist()
