@@ -67,8 +67,11 @@ class Config(BaseModel):
         "carry",
         description="a client is scored with the state it has kept, or after one more training on a copy of it",
     )
-    pool_rows: int = Field(
-        2000, ge=0, description="test rows of all clients together that every personal model is tested on at the end"
+    pool_rows: int | None = Field(
+        None,
+        ge=0,
+        description="test rows of all clients together that every personal model is tested on at the end; if left "
+        "out 2000, or fewer where that takes long",
     )
     pool_every: int = Field(0, ge=0, description="evaluations between tests on these rows; 0 tests at the end only")
     personal_epochs: int = Field(

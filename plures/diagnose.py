@@ -10,6 +10,7 @@ from .method import Each, Same
 from .task import Task
 from .tree import Params, Tree
 
+CACHE_BYTES = 4 << 20
 _WRAPPINGS = {"host", "model", "core"}  # names under which messages and uploads hold a model
 
 
@@ -34,12 +35,19 @@ def drift(task: Task, message: Same | Each, uploads: Tree) -> Drift:
     if not back:
         return Drift(None, None)
 
-    def sq_norms(changes: Params) -> Tensor:
-        return torch.stack([x.flatten(1).square().sum(1) for x in changes.values()]).sum(0)
+    def sq_distances(from_: Params) -> Tensor:
+        return torch.stack([_sq_distances(x, from_[name]) for name, x in back.items()]).sum(0)
 
-    apart = sq_norms({name: x - x.mean(0) for name, x in back.items()})
+    apart = sq_distances({name: x.mean(0, keepdim=True) for name, x in back.items()})
     shapes = {name: x.shape[1:] if isinstance(message, Each) else x.shape for name, x in sent.items()}
     if any(shapes.get(name) != x.shape[1:] for name, x in back.items()):
         return Drift(None, float(apart.mean()))
-    moved = sq_norms({name: x - sent[name] for name, x in back.items()})
+    moved = sq_distances({name: x if isinstance(message, Each) else x[None] for name, x in sent.items()})
     return Drift(float(moved.sqrt().mean()), float(apart.mean()))
+
+
+def _sq_distances(xs: Tensor, others: Tensor) -> Tensor:
+    """Of each row to its own other row, or to the only one; a few large rows at a time, so that they stay in cache."""
+    some = max(1, CACHE_BYTES // max(1, xs[0].nbytes))
+    pairs = ((xs[i : i + some], others[i : i + some] if len(others) > 1 else others) for i in range(0, len(xs), some))
+    return torch.cat([(x - other).flatten(1).square_().sum(1) for x, other in pairs])

@@ -255,7 +255,8 @@ def cost_of(task: Task, batch: int, n_passes: int, client_bytes: int) -> Cost:
     step = n_passes * task.flops * batch / 2e10
     # Kernels for convolutions are half as fast for one client as for four in a stack.
     has_convolutions = any(x.dim() == 4 for x in task.initial.values())
-    overhead = 7e-4 + (0.8 * step if has_convolutions else 0.0)
+    calls = max(7e-4, 1e-5 * n_passes * task.n_kernels)  # a recurrent net calls very many
+    overhead = calls + (0.8 * step if has_convolutions else 0.0)
     in_cache = max(A_FEW, CACHE_BYTES // (batch * task.row_bytes))
     return Cost(step, overhead, max(1, min(in_cache, GROUP_BYTES // client_bytes)))
 
@@ -314,7 +315,7 @@ class Job(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """A cohort after its training: stacked, row i belongs to the i-th client."""
+    """A cohort after its training: stacked, row i belongs to the i-th client. The next training overwrites it."""
 
     clients: Tree
     uploads: Tree
@@ -418,7 +419,7 @@ class Executor:
         batch = self.method.solver.batch
         cost = cost_of(self.task, batch, 3, 4 * weights + 3 * batch * self.task.row_bytes)
         n_groups = self._spread("train", round, isinstance(message, Each), ids, steps, cost)
-        clients, uploads, metrics = tree.map(lambda x: x[: len(ids)].clone(), self._trained)
+        clients, uploads, metrics = tree.map(lambda x: x[: len(ids)], self._trained)
         return Trained(clients, uploads, metrics, int(self._flops[:n_groups].sum()))
 
     def score(
@@ -450,13 +451,13 @@ class Executor:
         return tree.map(lambda x: x[:n_groups].sum(0), self._sums)
 
     def _score(self, kind: str, round: int, each: bool, ids: list[int], part: Rows, fresh: bool) -> None:
-        # Counted in parts of a batch, so that clients with few rows are together: their batches are narrow.
-        of_a_batch = 8
-        n_parts = [len(self.population.rows_of(i, part)) * of_a_batch // TEST_BATCH + 1 for i in ids]
+        # Counted in eighths of a batch, so that clients with few rows are together: their batches are narrow.
+        n_rows = [len(self.population.rows_of(i, part)) for i in ids]
+        eighths = [n * 8 // TEST_BATCH + 1 for n in n_rows]
+        width = min(TEST_BATCH, 8 * int(np.median(eighths)))
         bytes_each = 2 * tree.n_bytes(self.task.initial) + 2 * TEST_BATCH * self.task.row_bytes
-        step, overhead, most = cost_of(self.task, TEST_BATCH, 1, bytes_each)
-        cost = Cost(step / of_a_batch, overhead / of_a_batch, most)
-        self._spread(kind, round, each, ids, n_parts, cost, part, fresh)
+        step, overhead, most = cost_of(self.task, width, 1, bytes_each)
+        self._spread(kind, round, each, ids, eighths, Cost(step * 8 / width, overhead / 8, most), part, fresh)
 
     def _n_steps(self, ids: list[int]) -> list[int]:
         solver = self.method.solver

@@ -186,8 +186,14 @@ class _Loop(torch.autograd.Function):
     def vmap(info: Any, in_dims: Sequence[Any], job: _Job, *tensors: Tensor) -> Any:
         dims = [None if d is None else 0 for d in in_dims[1:]]
         stacked = [x if d is None else x.movedim(d, 0) for x, d in zip(tensors, in_dims[1:], strict=True)]
-        out = _stacked_loop(job._replace(alone=info.batch_size == 1), stacked, dims, info.batch_size)
+        # Kernels for the convolutions of a single client are faster than those for a stack of one.
+        alone = info.batch_size == 1 and _have_convolutions(stacked[: job.n_params + job.n_given], dims)
+        out = _stacked_loop(job._replace(alone=alone), stacked, dims, info.batch_size)
         return tuple(out), (0,) * len(out)
+
+
+def _have_convolutions(tensors: Sequence[Tensor], dims: Sequence[int | None]) -> bool:
+    return any(x.dim() - (d == 0) == 4 for x, d in zip(tensors, dims, strict=False))
 
 
 def _tables(job: _Job) -> tuple[int, int]:
@@ -212,14 +218,18 @@ def _stacked_loop(job: _Job, tensors: list[Tensor], dims: list[int | None], n: i
         size, smallest = min(size, max(8, 1 << int(sizes.max(initial=1) - 1).bit_length())), 1
     n_steps = length * batches_an_epoch(sizes, size, smallest) if job.unit == "epochs" else length
     batches = plan(shard.rows.numpy(), sizes, shard.key.numpy(), n_steps, size, smallest, job.shuffle)
-    order = torch.from_numpy(batches.sorted_clients)
-    params = [stacked(i)[order] for i in range(job.n_params)]  # fresh memory: updated in place
-    given = [tensors[i][order] if dims[i] == 0 else tensors[i] for i in range(first_given, first_shard)]
+    order: Tensor | None = torch.from_numpy(batches.sorted_clients)
+    if np.array_equal(
+        batches.sorted_clients, np.arange(n)
+    ):  # as a rule they come sorted, and large models are not copied again
+        order = None
+    params = [stacked(i).clone() if order is None else stacked(i)[order] for i in range(job.n_params)]  # fresh memory
+    own = [i for i in range(first_given, first_shard) if dims[i] == 0 and order is not None]
+    given = [tensors[i][order] if i in own else tensors[i] for i in range(first_given, first_shard)]
+    counts = shard.counts if order is None else shard.counts[order]
     call = _caller(job, dims[first_given:first_shard])
-    out = job.run(job, call, params, given, dims[first_given:first_shard], shard, shard.counts[order], batches)
-    back = torch.empty_like(order)
-    back[order] = torch.arange(n)
-    return [x[back] for x in out]
+    out = job.run(job, call, params, given, dims[first_given:first_shard], shard, counts, batches)
+    return out if order is None else [x[order.argsort()] for x in out]
 
 
 def _caller(job: _Job, given_dims: Sequence[int | None]) -> Callable[..., Any]:
@@ -486,7 +496,7 @@ def _measure(
     values: trace.Values | None = None
     fields = len(Batch._fields)
     # For other models a trace costs more than it saves: tests are few and large.
-    has_convolutions = any(x.dim() - (d == 0) == 4 for x, d in zip(given, given_dims, strict=True))
+    has_convolutions = _have_convolutions(given, given_dims)
 
     def eager(tensors: list[Tensor]) -> tuple[list[Tensor], Any]:
         return tree.flatten(call([], Batch(*tensors[:fields]), tensors[fields:]))  # all that is read is given

@@ -74,9 +74,7 @@ def make_split(
     """
     name, value = parse(partition)
     kind = PARTITIONS[name]
-    if n_clients is None:
-        n_clients = kind.n_clients(dataset)
-    if n_clients < 1:
+    if n_clients is not None and n_clients < 1:
         raise UsageError(f"the number of clients is {n_clients}; it must be at least 1.")
     if not 0 < test_share < 1:
         raise UsageError(f"the share of rows for testing is {test_share}; it must be more than 0 and less than 1.")
@@ -87,6 +85,8 @@ def make_split(
         some = dataset._replace(x=dataset.x[used], y=dataset.y[used], n_train=n_train, client=client)
         split = make_split(some, partition, n_clients, seed, test_share)
         return split._replace(train=[used[rows] for rows in split.train], test=[used[rows] for rows in split.test])
+    if n_clients is None:
+        n_clients = kind.n_clients(dataset)
     clients = kind.make(dataset, n_clients, value, generator(seed, "partition"))
     if kind.keeps_test and dataset.n_train < len(dataset.y):
         parts = [(rows[rows < dataset.n_train], rows[rows >= dataset.n_train]) for rows in clients]

@@ -106,7 +106,9 @@ def set_scene(config: Config, split_file: Path | None = None, data: datasets.Dat
         population = population._replace(y=y)
     method, task, population = made_known(config, method, task, population)
     if not split.labels:  # where clients have names of their own for the classes, nobody else's rows make sense
-        population = population.with_pool(config.pool_rows)
+        if config.pool_rows is None:
+            config = config.model_copy(update={"pool_rows": affordable_pool(len(population.train), task)})
+        population = population.with_pool(config.pool_rows or 0)
     names = partition.names_of_clients(data, split)
     return Scene(config, method, task, population, split, names, newcomers, evil)
 
@@ -167,6 +169,12 @@ def round_half_up(value: float) -> int:
 
 
 MOST_ON_POOL = 1000  # clients whose models are tested on the pool, where every test is a large one
+
+
+def affordable_pool(n_clients: int, task: Task) -> int:
+    """Rows that all personal models can be tested on in a minute or so."""
+    of_a_row = min(n_clients, MOST_ON_POOL) * max(1, task.flops)
+    return min(2000, max(100, int(1e12 / of_a_row)))
 
 
 def _summed(blocks: Iterable[dict[str, Tensor]]) -> dict[str, list[float]]:
@@ -248,7 +256,7 @@ class Course:
             clients, uploads = tree.rows(clients, fine), tree.rows(uploads, fine)
         with torch.no_grad():
             with flops.direct() as merging:
-                server = method.merge(task, self.server, kept, uploads, self.sizes[kept])
+                server = tree.apart(method.merge(task, self.server, kept, uploads, self.sizes[kept]), uploads)
             if not bool(tree.all_finite(tree.map(lambda x: x[None], server), 1)):
                 raise RunFailed(f"round {self.round + 1}: the server's state is no longer finite; lower lr")
             sent = message
@@ -338,6 +346,7 @@ class Run(Course):
         with torch.no_grad():
             kept = method.init_client(task, task.initial)
         super().__init__(scene, folder, say, kept)
+        memory.keep_what_is_freed()
         message, _ = self.send(self.eligible[:1])
         room = max(self.n_cohort, min(len(self.eligible), 256, (1 << 30) // tree.n_bytes(task.initial)))
         work = Work(method, task, scene.population, self.store.initial, config.style)

@@ -20,6 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from . import seeds, tree
 from .errors import UsageError
+from .trace import Calls
 from .tree import Params
 
 
@@ -50,7 +51,7 @@ def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
 
 def row_losses(logits: Tensor, y: Tensor) -> Tensor:
     """Cross-entropy of every row; of a sequence, the mean over its positions."""
-    each = logits.logsumexp(-1) - logits.gather(-1, y.unsqueeze(-1)).squeeze(-1)
+    each = -logits.log_softmax(-1).gather(-1, y.unsqueeze(-1)).squeeze(-1)
     return each if each.dim() == 1 else each.flatten(1).mean(1)
 
 
@@ -254,6 +255,13 @@ class Task:
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             self.logits(self.initial, self.example.unsqueeze(0))
         return counter.get_total_flops()
+
+    @cached_property
+    def n_kernels(self) -> int:
+        """How many kernels a forward pass calls, however many rows it has."""
+        with Calls() as calls, torch.no_grad():
+            self.logits(self.initial, self.example.unsqueeze(0))
+        return calls.n
 
     @cached_property
     def row_bytes(self) -> int:

@@ -54,7 +54,8 @@ class Scattered(NamedTuple):
 
     def add_to(self, weights: Tensor, factor: float) -> None:
         rows, at = self.rows.reshape(-1, self.rows.shape[-1]), self.at.reshape(-1)
-        some = rows.abs().amax(1).nonzero().squeeze(1)  # most of a short text is padding, which has no slope
+        # Most of a short text is padding, which has no slope.
+        some = torch.linalg.vector_norm(rows, 1, dim=1).nonzero().squeeze(1)
         weights.view(-1, rows.shape[1]).index_add_(0, at[some], rows[some], alpha=factor)
 
 
@@ -227,6 +228,8 @@ def _halves(
         of_inputs = {role[x] for x in node.all_input_nodes}
         if node.op == "placeholder":
             role[node] = next(inputs)
+        elif node.target is aten.sym_size.int:  # how many clients there are, whichever tensor tells
+            role[node] = "stays"
         else:
             role[node] = "moves" if "moves" in of_inputs else "repeats" if "repeats" in of_inputs else "stays"
     border = [
@@ -245,9 +248,7 @@ def _halves(
     def fixed(values: list[Tensor]) -> list[Tensor]:
         n = len(values[stacked])
         with torch.no_grad():
-            return [
-                x.unflatten(axis, (n, -1)).movedim(axis, 0) for x, axis in zip(first(*values), axes, strict=True)
-            ]
+            return [x.unflatten(axis, (n, -1)).movedim(axis, 0) for x, axis in zip(first(*values), axes, strict=True)]
 
     def moving(values: list[Tensor], kept: list[Tensor]) -> Losses:
         with torch.no_grad():
@@ -292,7 +293,7 @@ def _slope(given: Any) -> Slope:
     return Product(*given) if len(given) == 2 else Scattered(*given)
 
 
-class _Calls(TorchDispatchMode):
+class Calls(TorchDispatchMode):
     """Counts the kernels that are called."""
 
     n = 0
@@ -303,7 +304,7 @@ class _Calls(TorchDispatchMode):
 
 
 def _n_calls(plain: Callable[[list[Tensor]], Any], values: list[Tensor]) -> int:
-    with _Calls() as calls:
+    with Calls() as calls:
         plain(values)
     return calls.n
 

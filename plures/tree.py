@@ -167,10 +167,18 @@ def n_bytes(tree: Tree) -> int:
     return sum(x.numel() * x.element_size() for x in leaves(tree) if x.is_floating_point())
 
 
+def apart(new: Tree, old: Tree) -> Tree:
+    """The same, with copies of what shares memory with another tree."""
+    taken = {x.untyped_storage().data_ptr() for x in leaves(old)}
+    return map(lambda x: x.clone() if x.untyped_storage().data_ptr() in taken else x, new)
+
+
 def all_finite(stacked: Tree, n: int) -> Tensor:
     """For each of n rows, whether every number in it is finite."""
     fine = torch.ones(n, dtype=torch.bool)
     for x in leaves(stacked):
         if x.is_floating_point():
-            fine &= x.reshape(n, -1).isfinite().all(1)
+            each = x.reshape(n, -1)
+            if not each.sum(1).isfinite().all():  # a sum is finite only if every number is; it may be too large itself
+                fine &= each.isfinite().all(1)
     return fine

@@ -334,7 +334,7 @@ def test_a_model_that_is_everyones_is_scored_once(name):
             assert run.executor.score_generic(generic, run.scored)["hits"].tolist() == found.personal["hits"]
     finally:
         run.close()
-    assert once == (name in ("fedavg", "fedprox", "fedsam"))
+    assert once == (name in ("fedavg", "fedprox", "feddyn", "fedsam"))
 
 
 @every_method

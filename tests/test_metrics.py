@@ -15,7 +15,7 @@ from plures.config import make_config
 from plures.errors import UsageError
 from plures.execute import Population
 from plures.method import Each, Same
-from plures.run import Result, Watcher, set_scene
+from plures.run import Result, Watcher, affordable_pool, set_scene
 
 QUICK = {"data": "digits", "clients": 5, "rounds": 2, "eval_every": 1}
 
@@ -108,6 +108,14 @@ def test_pool_is_drawn_when_there_are_more_rows():
     population = set_scene(make_config({"method": "fedavg", **QUICK, "pool_rows": 50})).population
     assert len(population.pool) == 50 and set(population.pool) <= set(np.concatenate(population.test))
     assert len(set_scene(make_config({"method": "fedavg", **QUICK, "pool_rows": 0})).population.pool) == 0
+
+
+def test_pool_is_smaller_where_it_would_take_long():
+    task = set_scene(make_config({"method": "fedavg", **QUICK})).task
+    assert affordable_pool(20, task) == 2000
+    task.__dict__["flops"] = 10**8  # of a row: 20 models take 2e9 for each
+    assert affordable_pool(20, task) == 500
+    assert affordable_pool(10**6, task) == 100
 
 
 def test_pool_can_be_tested_on_along_the_way():
