@@ -361,7 +361,7 @@ def _dims(job: _Job, given_dims: Sequence[int | None]) -> list[int | None]:
 
 
 class _Memory:
-    """Steps over batches that come again in every epoch: what they give before they meet the trained tensors is kept."""
+    """Steps over batches that come again in every epoch: what they give before they meet what is trained is kept."""
 
     def __init__(self, whole: trace.Step, halves: trace.Halves, steps_an_epoch: np.ndarray) -> None:
         self.whole, self.halves, self.steps_an_epoch = whole, halves, steps_an_epoch

@@ -12,7 +12,6 @@ from .errors import UsageError
 from .method import Each, Federation, Method
 from .task import Task
 
-
 KEPT_BYTES = 256 << 20  # of what was freed, by a process
 _MALLOPT = {"M_TRIM_THRESHOLD": -1, "M_TOP_PAD": -2, "M_MMAP_THRESHOLD": -3}  # numbers of glibc
 

@@ -24,6 +24,12 @@ PRIMES = (10007, 10009, 10037, 10039)
 
 aten = torch.ops.aten
 
+VIEWS = (
+    *(aten.transpose.int, aten.t.default, aten.permute.default, aten.view.default, aten._unsafe_view.default),
+    *(aten.unsqueeze.default, aten.squeeze.dims, aten.expand.default, aten.select.int, torch.reshape),
+)
+TRANSPOSES, PRODUCTS = (aten.transpose.int, aten.t.default), (aten.bmm.default, aten.mm.default)
+
 
 class Product(NamedTuple):
     """A slope that is a product of matrices, not yet computed: it can be added to the weights as it is computed."""
@@ -232,17 +238,29 @@ def _halves(
             role[node] = "stays"
         else:
             role[node] = "moves" if "moves" in of_inputs else "repeats" if "repeats" in of_inputs else "stays"
-    border = [
-        node
-        for node in graph.nodes
-        if node.op == "call_function" and role[node] == "repeats" and any(role[user] == "moves" for user in node.users)
-    ]
+    border: dict[fx.Node, None] = {}
+    views: set[fx.Node] = set()  # are not kept, but what they look at
+
+    def cut(node: fx.Node) -> None:
+        if node.op == "placeholder" or role[node] != "repeats":
+            return
+        if node.target in VIEWS:
+            views.add(node)
+            cut(node.all_input_nodes[0])
+        else:
+            border[node] = None
+
+    for node in graph.nodes:
+        if role[node] == "moves":
+            for source in node.all_input_nodes:
+                cut(source)
     axes = [axis for axis in (_client_axis(node, prime) for node in border) if axis is not None]
     if not border or len(axes) < len(border):
         return None
     (out,) = [node for node in graph.nodes if node.op == "output"]
-    first: Any = _part(graph, [n for n in graph.nodes if role[n] != "moves"], [], border)
-    second: Any = _part(graph, [n for n in graph.nodes if role[n] != "repeats"], border, out.args[0])
+    first: Any = _part(graph, [n for n in graph.nodes if role[n] != "moves"], [], list(border))
+    rest = [n for n in graph.nodes if role[n] != "repeats" or n in views]
+    second: Any = _part(graph, rest, list(border), out.args[0])
     stacked = list(dims).index(0)
 
     def fixed(values: list[Tensor]) -> list[Tensor]:
@@ -372,9 +390,6 @@ def _clean(graph: fx.Graph) -> None:
             node.replace_all_uses_with(source.args[0] if twice else source)
             graph.erase_node(node)
     graph.eliminate_dead_code()
-
-
-TRANSPOSES, PRODUCTS = (aten.transpose.int, aten.t.default), (aten.bmm.default, aten.mm.default)
 
 
 def _join_products(graph: fx.Graph) -> None:

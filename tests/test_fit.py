@@ -1,5 +1,7 @@
 """The training loop: what one client gets, what a stack of clients gets, and how long each one trains."""
 
+import importlib
+
 import numpy as np
 import pytest
 import torch
@@ -262,3 +264,50 @@ def test_traced_step_is_used_and_equals_the_untraced_one(monkeypatch):
         plain = vectorised(lambda _, s: fit(objective, torch.ones(3), s, solver), Same({}), shards)
     assert [step.traced for step in used] == [True, False]
     torch.testing.assert_close(traced.params, plain.params)
+
+
+def bowl(p, batch, body):
+    """Pulls what the body makes of the rows to `p`."""
+    each = (torch.tanh(batch.x @ body) - p).square().sum(1)
+    return (each * batch.mask).sum() / batch.mask.sum()
+
+
+@pytest.mark.parametrize("room", [1 << 20, 0])
+def test_batches_that_come_again_are_computed_once_and_give_the_same(monkeypatch, room):
+    fit_module = importlib.import_module("plures.fit")
+    monkeypatch.setattr(fit_module, "MEMORY_BYTES", room)
+    shards, bodies = points([4, 9, 2, 9]), torch.randn(4, 3, 3, generator=torch.Generator().manual_seed(0))
+    firsts = []
+    original = trace.Halves
+
+    def watched(fixed, moving):
+        return original(lambda tensors: firsts.append(len(tensors[0])) or fixed(tensors), moving)
+
+    monkeypatch.setattr(trace, "Halves", watched)
+    monkeypatch.setattr(trace, "_known", {})
+    solver = Solver(lr=0.1, batch=2, epochs=6)
+    stop = Plateau(window=2, threshold=0.02)
+
+    def learned(shard, body):
+        return fit(bowl, torch.ones(3), shard, solver, (body,), stop=stop, shuffle=False)
+
+    stacked, alone = run(shards, learned, bodies)
+    assert stacked.steps.tolist() == alone.steps.tolist() and len(set(alone.steps.tolist())) > 1
+    torch.testing.assert_close(stacked.params, alone.params)
+    assert firsts == [4] * (5 if room else 1)  # of the longest client's first epoch, or until it is known not to fit
+
+
+def test_without_shuffling_every_epoch_meets_the_rows_in_their_order():
+    shards = points([5])
+
+    def objective(p, batch):
+        return (p * (batch.x[:, 0] * batch.mask).sum()).sum()  # its slope is the sum of the batch
+
+    seen = []
+    for steps in range(1, 7):
+        fitted = fit(objective, torch.zeros(1), one(shards, 0), Solver(lr=1.0, batch=2, steps=steps), shuffle=False)
+        seen.append(float(fitted.params))
+    sums = -np.diff([0, *seen])
+    x = shards.x[:, 0].numpy()
+    expected = [x[0] + x[1], x[2] + x[3], x[4]]
+    np.testing.assert_allclose(sums, [*expected, *expected], rtol=1e-5)

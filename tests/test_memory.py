@@ -1,5 +1,8 @@
 """What a run will need is told before it is taken."""
 
+import resource
+import sys
+
 import pytest
 import torch
 
@@ -44,3 +47,18 @@ def test_doctor_tells_that_it_does_not_fit(monkeypatch, capsys):
     monkeypatch.setattr(memory, "available", lambda: 10_000)
     assert call(["doctor", "pfedla"]) == 0
     assert "it does not fit" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="page faults are counted, and glibc is told, on Linux only")
+def test_memory_that_is_freed_comes_again_without_fresh_pages():
+    memory.keep_what_is_freed()
+    x = torch.ones(2 << 20)  # 8 MB, 2048 pages
+
+    def faults() -> int:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(10):
+            (x * 2 + x).sum()
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    faults()
+    assert faults() < 2048

@@ -715,6 +715,14 @@ def test_natural_gives_the_datas_own_clients():
     assert [len(rows) for rows in split.test] == [1, 1]
 
 
+def test_natural_of_a_share_of_the_rows_has_the_clients_that_are_left():
+    data = owned([*[0] * 50, *range(1, 30)])
+    split = make_split(data, "natural", None, 0, share=0.2)
+    assert 1 < len(split.train) < 30
+    used = np.concatenate([*split.train, *split.test])
+    assert len(used) == len(set(used.tolist())) <= 17
+
+
 def test_natural_keeps_the_datas_own_test_rows():
     split = make_split(owned([0, 1, 0, 1, 0, 1], n_test=2), "natural", None, 0)
     assert [rows.tolist() for rows in split.train] == [[0, 2], [1, 3]]

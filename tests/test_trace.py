@@ -60,3 +60,38 @@ def test_slope_of_an_embedding_is_left_as_the_rows_that_were_looked_up():
     assert torch.allclose(moved, tensors[0] - 0.1 * whole, rtol=1e-5, atol=1e-6)
     few = [x[:2] for x in tensors]
     assert torch.allclose(step(few)[1][0].dense(), whole[:2], rtol=1e-5, atol=1e-6)
+
+
+def test_weights_that_are_used_again_and_again_get_one_product():
+    def losses(weight, x):
+        h = x
+        for _ in range(5):
+            h = torch.bmm(h, weight).tanh()
+        return h.square().sum((1, 2))
+
+    torch.manual_seed(0)
+    tensors = [0.5 * torch.randn(3, 4, 4), torch.randn(3, 6, 4)]
+    step = trace.step_of(("test of a recurrent net", losses), losses, 1, tensors, [0, 0])
+    _, (slope,) = step(tensors)
+    _, (whole,) = trace.untraced(losses, 1)(tensors)
+    assert step.traced and isinstance(slope, trace.Product)
+    assert slope.left.shape == (3, 4, 5 * 6)
+    assert torch.allclose(slope.dense(), whole, rtol=1e-5, atol=1e-6)
+
+
+def test_a_step_in_halves_is_the_whole_step_and_the_first_half_sees_nothing_that_moves():
+    def losses(head, x, body):
+        return (torch.bmm(torch.bmm(x, body).tanh(), head)).square().sum((1, 2))
+
+    torch.manual_seed(0)
+    tensors = [torch.randn(3, 4, 2), torch.randn(3, 6, 5), torch.randn(5, 4).expand(3, 5, 4).clone()]
+    step = trace.step_of(("test of halves", losses), losses, 1, tensors, [0, 0, 0], ["moves", "repeats", "stays"])
+    assert step.halves is not None
+    kept = step.halves.fixed(tensors)
+    assert [tuple(x.shape) for x in kept] == [(3, 1, 6, 4)]
+    moved = [tensors[0] + 1, *tensors[1:]]
+    found, (slope,) = step.halves.moving(moved, kept)
+    expected, (whole,) = trace.untraced(losses, 1)(moved)
+    assert torch.allclose(found, expected, rtol=1e-5)
+    assert torch.allclose(trace.dense(slope), whole, rtol=1e-5, atol=1e-6)
+    assert all(map(torch.equal, kept, step.halves.fixed(moved)))
