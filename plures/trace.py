@@ -61,7 +61,7 @@ class Scattered(NamedTuple):
     def add_to(self, weights: Tensor, factor: float) -> None:
         rows, at = self.rows.reshape(-1, self.rows.shape[-1]), self.at.reshape(-1)
         # Most of a short text is padding, which has no slope.
-        some = torch.linalg.vector_norm(rows, 1, dim=1).nonzero().squeeze(1)
+        some = torch.linalg.vector_norm(rows, dim=1).nonzero().squeeze(1)
         weights.view(-1, rows.shape[1]).index_add_(0, at[some], rows[some], alpha=factor)
 
 
