@@ -5,8 +5,8 @@
 Both sides train the same clients for the same number of steps on the same split. The plain loop is what one writes
 first (`plain.py`): an nn.Module, torch.optim.SGD and a DataLoader, one client after another, with two threads, in a
 process of its own. Ours runs with two workers of one thread each. The sides take turns, so that a slow minute of the
-machine hits all; medians are compared. With --envs, a folder of environments as benchmarks/libraries/README.md makes them, so do flwr,
-fluke-fl and pfl. Writes benchmarks/results/speed.csv, one line for each case, method and side.
+machine hits all; medians are compared. With --envs, a folder of environments as benchmarks/libraries/README.md makes
+them, so do flwr, fluke-fl and pfl. Writes benchmarks/results/speed.csv, one line for each case, method and side.
 """
 
 import argparse

@@ -161,7 +161,7 @@ def untraced(eager: Callable[..., Tensor], n_params: int) -> Step:
             leaves = [x.detach().requires_grad_(x.is_floating_point()) for x in tensors[:n_params]]
             losses = eager(*leaves, *tensors[n_params:])
             wanted = [x for x in leaves if x.requires_grad]
-            slopes = iter(torch.autograd.grad(losses.sum(), wanted, allow_unused=True))
+            slopes = iter(torch.autograd.grad(losses, wanted, torch.ones_like(losses), allow_unused=True))
         return losses.detach(), [next(slopes) if x.requires_grad else None for x in leaves]
 
     return Step(step, False)
@@ -184,7 +184,7 @@ def _traced(plain: Step, tensors: list[Tensor], dims: Sequence[int | None], role
 
     if not all(_agree(plain, step, _few(tensors, dims, n)) for n in (1, 2, 3)):
         return None
-    return Step(step, True, _halves(plain, module.graph, roles, tensors, dims) if roles and 0 in dims else None)
+    return Step(step, True, _halves(plain, module, roles, tensors, dims) if roles and 0 in dims else None)
 
 
 def _module(
@@ -210,6 +210,7 @@ def _module(
         if 0 in dims:
             layout.channels_last(module.graph, prime)
             _leave_parts(module.graph)
+            _clean(module.graph)
             _free(module.graph, prime, dims)
         module.graph.lint()
         module.recompile()
@@ -225,10 +226,10 @@ def _prime(tensors: list[Tensor]) -> int:
 
 
 def _halves(
-    plain: Step, graph: fx.Graph, roles: Sequence[Role], tensors: list[Tensor], dims: Sequence[int | None]
+    plain: Step, module: fx.GraphModule, roles: Sequence[Role], tensors: list[Tensor], dims: Sequence[int | None]
 ) -> Halves | None:
     """Cut a traced step where what repeats meets what moves; None where that cannot be done."""
-    prime, inputs = _prime(tensors), iter(roles)
+    prime, inputs, graph = _prime(tensors), iter(roles), module.graph
     role: dict[fx.Node, Role] = {}
     for node in graph.nodes:
         of_inputs = {role[x] for x in node.all_input_nodes}
@@ -258,9 +259,9 @@ def _halves(
     if not border or len(axes) < len(border):
         return None
     (out,) = [node for node in graph.nodes if node.op == "output"]
-    first: Any = _part(graph, [n for n in graph.nodes if role[n] != "moves"], [], list(border))
+    first: Any = _part(module, [n for n in graph.nodes if role[n] != "moves"], [], list(border))
     rest = [n for n in graph.nodes if role[n] != "repeats" or n in views]
-    second: Any = _part(graph, rest, list(border), out.args[0])
+    second: Any = _part(module, rest, list(border), out.args[0])
     stacked = list(dims).index(0)
 
     def fixed(values: list[Tensor]) -> list[Tensor]:
@@ -290,18 +291,18 @@ def _client_axis(node: fx.Node, prime: int) -> int | None:
     return axes[0] if len(axes) == 1 else None
 
 
-def _part(graph: fx.Graph, nodes: list[fx.Node], given: list[fx.Node], outputs: Any) -> Any:
+def _part(module: fx.GraphModule, nodes: list[fx.Node], given: list[fx.Node], outputs: Any) -> Any:
     """Some nodes of a graph as a function of all its inputs, and of values that are given."""
     new, copies = fx.Graph(), dict[fx.Node, fx.Node]()
-    for node in [n for n in graph.nodes if n.op == "placeholder"] + given:
+    for node in [n for n in module.graph.nodes if n.op == "placeholder"] + given:
         copies[node] = new.placeholder(node.name)
     for node in nodes:
-        if node.op == "call_function" and node not in copies:
+        if node.op in ("call_function", "get_attr") and node not in copies:
             copies[node] = new.node_copy(node, lambda n: copies[n])
     new.output(fx.node.map_arg(outputs, lambda n: copies[n]))
     new.eliminate_dead_code()
     new.lint()
-    return fx.GraphModule(torch.nn.Module(), new).forward
+    return fx.GraphModule(module, new).forward
 
 
 def _slope(given: Any) -> Slope:
@@ -363,7 +364,7 @@ def _same(one: Callable[..., Sequence[Any]], other: Callable[..., Sequence[Any]]
 
 
 def _clean(graph: fx.Graph) -> None:
-    """Drop what changes nothing: views to the same shape, detach, times one, a transpose and its return."""
+    """Drop what changes nothing: views to the same shape, detach, times one, a permutation that permutes nothing."""
 
     def shape(node: Any) -> Any:
         value = node.meta.get("val") if isinstance(node, fx.Node) else None
@@ -380,6 +381,7 @@ def _clean(graph: fx.Graph) -> None:
             node.target in (aten.detach.default, aten.alias.default)
             or (same and node.target in (aten.view.default, aten._unsafe_view.default, aten.expand.default))
             or (node.target in (aten.mul.Scalar, aten.div.Scalar) and node.args[1] == 1)
+            or (node.target is aten.permute.default and list(node.args[1]) == sorted(node.args[1]))
         )
         twice = (
             node.target is aten.transpose.int
