@@ -134,7 +134,8 @@ def section(record: Record, explanation: str) -> list[str]:
     seeds = sorted({int(seed) for of_seed in record["runs"].values() for seed in of_seed})
     minutes = sum(run["seconds"] for run in runs) / 60
     told = f"Seeds {', '.join(map(str, seeds))}" if len(seeds) > 1 else f"Seed {seeds[0]}"
-    lines += [f"{told}; {len(runs)} runs, {minutes:.1f} minutes together.", ""]
+    n_runs = "one run" if len(runs) == 1 else f"{len(runs)} runs"
+    lines += [f"{told}; {n_runs}, {minutes:.1f} minutes together.", ""]
     return lines + [f"- {sentence}" for sentence in preset.unknown] + [""]
 
 

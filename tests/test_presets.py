@@ -250,7 +250,7 @@ def script(docs_script):
 
 def test_page_is_made_from_records_and_goes_on_where_it_stopped(script, tmp_path, capsys):
     records, page = tmp_path / "records", tmp_path / "page.md"
-    script.run(DITTO, "smoke", tmp_path / "runs", ["ditto"], None, records, 1)
+    script.run(DITTO, "smoke", tmp_path / "runs", ["ditto"], [], None, records, 1)
     record = script.read(records / f"{DITTO}-smoke.json")
     assert list(record["runs"]) == ["ditto"] and list(record["runs"]["ditto"]) == ["0"]
     script.write(records, page)
@@ -258,7 +258,7 @@ def test_page_is_made_from_records_and_goes_on_where_it_stopped(script, tmp_path
 
     folder = tmp_path / "runs" / f"{DITTO}-smoke" / "ditto"
     written = (folder / "rounds.csv").stat().st_mtime_ns
-    script.run(DITTO, "smoke", tmp_path / "runs", [], None, records, 1)
+    script.run(DITTO, "smoke", tmp_path / "runs", [], [0], None, records, 1)
     assert (folder / "rounds.csv").stat().st_mtime_ns == written
     (records / script.EXPLANATIONS).write_text(f'"{DITTO}-smoke" = "Digits are other data."\n')
     capsys.readouterr()
