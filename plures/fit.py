@@ -218,18 +218,19 @@ def _stacked_loop(job: _Job, tensors: list[Tensor], dims: list[int | None], n: i
         size, smallest = min(size, max(8, 1 << int(sizes.max(initial=1) - 1).bit_length())), 1
     n_steps = length * batches_an_epoch(sizes, size, smallest) if job.unit == "epochs" else length
     batches = plan(shard.rows.numpy(), sizes, shard.key.numpy(), n_steps, size, smallest, job.shuffle)
-    order: Tensor | None = torch.from_numpy(batches.sorted_clients)
-    if np.array_equal(
-        batches.sorted_clients, np.arange(n)
-    ):  # as a rule they come sorted, and large models are not copied again
-        order = None
-    params = [stacked(i).clone() if order is None else stacked(i)[order] for i in range(job.n_params)]  # fresh memory
-    own = [i for i in range(first_given, first_shard) if dims[i] == 0 and order is not None]
-    given = [tensors[i][order] if i in own else tensors[i] for i in range(first_given, first_shard)]
-    counts = shard.counts if order is None else shard.counts[order]
+    order = torch.from_numpy(batches.sorted_clients)
+    is_sorted = bool((order == torch.arange(n)).all())  # as a rule: then large tensors need not be copied
+
+    def in_order(x: Tensor) -> Tensor:
+        return x if is_sorted else x[order]
+
+    params = [in_order(stacked(i)) for i in range(job.n_params)]
+    if is_sorted:
+        params = [x.clone() for x in params]  # fresh memory: updated in place
+    given = [in_order(tensors[i]) if dims[i] == 0 else tensors[i] for i in range(first_given, first_shard)]
     call = _caller(job, dims[first_given:first_shard])
-    out = job.run(job, call, params, given, dims[first_given:first_shard], shard, counts, batches)
-    return out if order is None else [x[order.argsort()] for x in out]
+    out = job.run(job, call, params, given, dims[first_given:first_shard], shard, in_order(shard.counts), batches)
+    return out if is_sorted else [x[order.argsort()] for x in out]
 
 
 def _caller(job: _Job, given_dims: Sequence[int | None]) -> Callable[..., Any]:

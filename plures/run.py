@@ -412,8 +412,10 @@ class Run(Course):
     def _one_for_all(self, generic_model: Params | None) -> bool:
         """Whether every client's personal model is the generic one: then it need not be scored twice."""
         method = self.scene.method
+        if method.scored != "global" or not self.scored:
+            return False
         served = method.serve(self.scene.task, self.server, torch.tensor(self.scored[:1]))
-        return method.scored == "global" and isinstance(served, Same) and served.tree is generic_model
+        return isinstance(served, Same) and served.tree is generic_model
 
     def _blocks(self, ids: list[int]) -> Iterator[list[int]]:
         """As many clients at a time as the executor has room for."""

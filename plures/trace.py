@@ -405,12 +405,13 @@ def _join_products(graph: fx.Graph) -> None:
 
     def turned(x: Any) -> Any:
         """The node with its last two axes exchanged."""
-        if x.target in TRANSPOSES:
+        if _is_turned(x):
             return x.args[0]
         return graph.call_function(aten.transpose.int, (x, -2, -1))
 
     def is_product(node: Any) -> bool:
-        return is_one(node, PRODUCTS) or (is_one(node, TRANSPOSES) and is_one(node.args[0], PRODUCTS))
+        alone = is_one(node, TRANSPOSES) and _is_turned(node) and is_one(node.args[0], PRODUCTS)
+        return alone or is_one(node, PRODUCTS)
 
     def factors(node: fx.Node) -> tuple[Any, Any]:
         """A and B of a term that is A B, or the transpose of a product."""
@@ -447,7 +448,19 @@ def _join_products(graph: fx.Graph) -> None:
             continue
         joined.meta["val"] = node.meta["val"]
         node.replace_all_uses_with(joined)
+        graph.erase_node(node)  # so that what it added up has no user left, and is not looked at again
     graph.eliminate_dead_code()
+
+
+def _is_turned(node: Any) -> bool:
+    """Whether a node is another one with its last two axes exchanged."""
+    if not isinstance(node, fx.Node) or node.target not in TRANSPOSES:
+        return False
+    value = node.meta.get("val")
+    if node.target is aten.t.default or value is None:  # what is made here has no value, and is turned
+        return True
+    n_axes = value.dim()
+    return {axis % n_axes for axis in node.args[1:]} == {n_axes - 2, n_axes - 1}
 
 
 def _leave_parts(graph: fx.Graph) -> None:
@@ -456,8 +469,7 @@ def _leave_parts(graph: fx.Graph) -> None:
     losses, *slopes = out.args[0]
 
     def factors(slope: Any) -> Any:
-        turned = isinstance(slope, fx.Node) and slope.target is aten.transpose.int
-        turned = turned and {axis % 3 for axis in slope.args[1:]} == {1, 2}
+        turned = _is_turned(slope)
         product: Any = slope.args[0] if turned else slope
         alone = isinstance(product, fx.Node) and product.target is aten.bmm.default and len(product.users) == 1
         if not alone or len(slope.users) != 1:

@@ -103,7 +103,7 @@ def test_stacked_equals_one_by_one_in_double_precision_where_rounding_grows_most
     split = small_split((1, 4, 13, 20, 31, 47))
     options = {"model": "harsh", "split": split, "epochs": 2}
     stacked, alone = (
-        played(Run(scene_of(name, executor=how, **options), None, print), 2) for how in ("vectorised", "one_by_one")
+        played(Run(scene_of(name, executor=how, **options), None, print), 3) for how in ("vectorised", "one_by_one")
     )
     for a, b in zip(state(stacked).values(), state(alone).values(), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-9 if a.dtype == torch.float64 else 1e-6)
@@ -168,10 +168,10 @@ def test_order_of_the_cohort_does_not_matter(name):
     assert_same_tensors(results[0], results[1])
 
 
-@every_method
+@every_wearing
 def test_number_of_workers_changes_no_bit(name):
-    one = played(run_of(name, "norm", workers=1), 2)
-    three = played(run_of(name, "norm", workers=3), 2)
+    one = played(run_of(name, model_for(name), workers=1), 2)
+    three = played(run_of(name, model_for(name), workers=3), 2)
     assert one.digest() == three.digest()
 
 
