@@ -3,14 +3,13 @@
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from . import tree
 from .method import Each, Same
 from .task import Task
 from .tree import Params, Tree
 
-CACHE_BYTES = 4 << 20
+CACHE_BYTES = 2 << 20
 _WRAPPINGS = {"host", "model", "core"}  # names under which messages and uploads hold a model
 
 
@@ -34,20 +33,18 @@ def drift(task: Task, message: Same | Each, uploads: Tree) -> Drift:
     sent, back = model_in(task, message.tree), model_in(task, uploads)
     if not back:
         return Drift(None, None)
-
-    def sq_distances(from_: Params) -> Tensor:
-        return torch.stack([_sq_distances(x, from_[name]) for name, x in back.items()]).sum(0)
-
-    apart = sq_distances({name: x.mean(0, keepdim=True) for name, x in back.items()})
-    shapes = {name: x.shape[1:] if isinstance(message, Each) else x.shape for name, x in sent.items()}
-    if any(shapes.get(name) != x.shape[1:] for name, x in back.items()):
-        return Drift(None, float(apart.mean()))
-    moved = sq_distances({name: x if isinstance(message, Each) else x[None] for name, x in sent.items()})
-    return Drift(float(moved.sqrt().mean()), float(apart.mean()))
-
-
-def _sq_distances(xs: Tensor, others: Tensor) -> Tensor:
-    """Of each row to its own other row, or to the only one; a few large rows at a time, so that they stay in cache."""
-    some = max(1, CACHE_BYTES // max(1, xs[0].nbytes))
-    pairs = ((xs[i : i + some], others[i : i + some] if len(others) > 1 else others) for i in range(0, len(xs), some))
-    return torch.cat([(x - other).flatten(1).square_().sum(1) for x, other in pairs])
+    each = isinstance(message, Each)
+    shapes = {name: x.shape[1:] if each else x.shape for name, x in sent.items()}
+    comparable = all(shapes.get(name) == x.shape[1:] for name, x in back.items())
+    n = len(next(iter(back.values())))
+    apart, moved = torch.zeros(n), torch.zeros(n)
+    for name, x in back.items():
+        flat = x.reshape(n, -1)
+        old = sent[name].reshape(n if each else 1, -1) if comparable else None
+        width = max(1, CACHE_BYTES // (n * x.element_size()))
+        for start in range(0, flat.shape[1], width):  # a piece of all models at a time, so that it stays in cache
+            some = flat[:, start : start + width]
+            apart += torch.linalg.vector_norm(some - some.mean(0), dim=1).square_()
+            if old is not None:
+                moved += torch.linalg.vector_norm(some - old[:, start : start + width], dim=1).square_()
+    return Drift(float(moved.sqrt().mean()) if comparable else None, float(apart.mean()))

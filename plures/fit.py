@@ -26,6 +26,7 @@ from .tree import Tree
 Objective = Callable[..., Tensor]
 
 MEMORY_BYTES = 256 << 20  # what may be kept of batches that come again
+AHEAD_BYTES = 2 << 20  # of batches to come: few steps, that stay near at hand
 
 
 @dataclass(frozen=True)
@@ -229,7 +230,8 @@ def _stacked_loop(job: _Job, tensors: list[Tensor], dims: list[int | None], n: i
         params = [x.clone() for x in params]  # fresh memory: updated in place
     given = [in_order(tensors[i]) if dims[i] == 0 else tensors[i] for i in range(first_given, first_shard)]
     call = _caller(job, dims[first_given:first_shard])
-    out = job.run(job, call, params, given, dims[first_given:first_shard], shard, in_order(shard.counts), batches)
+    with torch.no_grad():
+        out = job.run(job, call, params, given, dims[first_given:first_shard], shard, in_order(shard.counts), batches)
     return out if is_sorted else [x[order.argsort()] for x in out]
 
 
@@ -264,12 +266,13 @@ def _fit(
     n = len(counts)
     is_statistic = tree.are_statistics(tree.unflatten(full, job.params_spec))
     lr = solver.lr * solver.decay ** int(shard.round.max())
-    loss_sum, steps = torch.zeros(n), torch.zeros(n, dtype=torch.int64)
+    loss_sum, steps = torch.zeros(n), batches.n_steps.copy()
     history: list[list[float]] = [[] for _ in range(n)]  # of epochs, for `stop`
     this_epoch: list[list[float]] = [[] for _ in range(n)]
 
     step: trace.Step | None = None
     memory: _Memory | None = None
+    ahead: _Ahead | None = None
     place = np.arange(n)  # the clients now in the stack, as places in the plan
     gathered = False  # whether `now` is a copy of rows of `full` and not a view of its first rows
     now, own, own_counts = full, given, counts
@@ -290,27 +293,34 @@ def _fit(
         own_counts, place = own_counts[pick], place[kept]
         state.narrow(pick)
 
-    for t in range(len(batches.live)):
-        live = (batches.n_steps[place] > t) & ~stopped[place]
-        if not live.all():
-            narrow(np.flatnonzero(live))
+    for t, (start, n_live) in enumerate(zip(batches.start.tolist(), batches.live.tolist(), strict=False)):
+        if stop is not None:
+            narrow_to = np.flatnonzero((batches.n_steps[place] > t) & ~stopped[place])
+            if len(narrow_to) < len(place):
+                narrow(narrow_to)
+        elif n_live < len(place):
+            narrow(np.arange(n_live))
         if len(place) == 0:
             break
-        at: Any = slice(batches.start[t], batches.start[t] + len(place))
-        if gathered:
-            at = torch.from_numpy(batches.start[t] + place)
-        batch = _batch(shard, batches, at, own_counts)
+        at: Any = torch.from_numpy(start + place) if gathered else slice(start, start + len(place))
         if step is None:
+            batch = _batch(shard, batches, at, own_counts)
             step = _step(job, call, [*now, *batch, *own], given_dims)
-            if step.halves is not None and len(batches.live) > batches.steps_an_epoch.max():
-                memory = _Memory(step, step.halves, batches.steps_an_epoch)
+            if step.again is not None and len(batches.live) > batches.steps_an_epoch.max():
+                memory = _Memory(step, step.again, batches.steps_an_epoch)
+            elif step.ahead is not None:
+                ahead = _Ahead(step.ahead, shard, batches, counts)
             first = [x[:1] for x in now], Batch(*[x[:1] for x in batch]), _first(own, given_dims)
-        tensors = [*now, *batch, *own]
-        losses, slopes = step(tensors) if memory is None else memory.step(t, place, tensors)
+        if ahead is not None:
+            losses, slopes = ahead.step(t, at, now, own)
+        else:
+            tensors = [*now, *_batch(shard, batches, at, own_counts), *own]
+            losses, slopes = step(tensors) if memory is None else memory.step(t, place, tensors)
         state.step(now, slopes, is_statistic, lr, job.paces)
-        here: Any = torch.from_numpy(place) if gathered else slice(len(place))
-        loss_sum[here] += losses
-        steps[here] += 1
+        if gathered:
+            loss_sum[torch.from_numpy(place)] += losses
+        else:
+            loss_sum[: len(place)].add_(losses)
         if stop is not None:
             for client, loss in zip(place.tolist(), losses.tolist(), strict=True):
                 this_epoch[client].append(loss)
@@ -321,15 +331,19 @@ def _fit(
                     this_epoch[client] = []
                     last = history[client][-stop.window :]
                     stopped[client] = len(history[client]) > stop.window and float(np.std(last)) < stop.threshold
+                    if stopped[client]:
+                        steps[client] = t + 1
     if step is not None:
-        _count(job, given_dims, _share_of_batches(batches, steps.numpy()), *first)
+        _count(job, given_dims, _share_of_batches(batches, steps), *first)
     narrow(np.zeros(0, np.int64))
-    return [*full, loss_sum / steps.clamp(min=1), steps]
+    taken = torch.from_numpy(steps)
+    return [*full, loss_sum / taken.clamp(min=1), taken]
 
 
 def _batch(shard: Shard, batches: Plan, at: Any, counts: Tensor) -> Batch:
     rows = batches.rows[at]
-    return Batch(shard.x[rows], shard.y[rows], batches.mask[at], counts, batches.keys[at])
+    x, y = (table.index_select(0, rows.reshape(-1)).unflatten(0, rows.shape) for table in (shard.x, shard.y))
+    return Batch(x, y, batches.mask[at], counts, batches.keys[at])
 
 
 def _step(
@@ -344,11 +358,11 @@ def _step(
 
     if not job.traced:
         return trace.untraced(eager, n)
-    roles: list[trace.Role] = []
-    if not job.shuffle:  # what is drawn in a step does not come again: the key of a batch moves
-        of_batch = Batch(x="repeats", y="repeats", mask="repeats", counts="repeats", key="moves")  # type: ignore[arg-type]
-        roles = [*["moves"] * n, *of_batch, *["stays"] * len(given_dims)]  # type: ignore[list-item]
-    return trace.step_of(_name(job, given_dims), eager, n, tensors, _dims(job, given_dims), roles)
+    roles: list[trace.Role] = ["trained"] * n
+    roles += ["drawn" if field == "key" else "batch" for field in Batch._fields]
+    roles += ["given"] * len(given_dims)
+    dims = _dims(job, given_dims)
+    return trace.step_of(_name(job, given_dims), eager, n, tensors, dims, roles, again=not job.shuffle)
 
 
 def _name(job: _Job, given_dims: Sequence[int | None]) -> Any:
@@ -359,6 +373,41 @@ def _dims(job: _Job, given_dims: Sequence[int | None]) -> list[int | None]:
     """Which tensors of a step are stacked."""
     n, fields = job.n_params, len(Batch._fields)
     return [None] * (n + fields + len(given_dims)) if job.alone else [*[0] * (n + fields), *given_dims]
+
+
+class _Ahead:
+    """Steps of which what their batches give before they meet a weight has been computed, for many steps at once."""
+
+    def __init__(self, halves: trace.Halves, shard: Shard, batches: Plan, counts: Tensor) -> None:
+        self.halves, self.shard, self.batches, self.counts = halves, shard, batches, counts
+        self.end = 0  # of the steps that are computed
+        self.row_bytes = AHEAD_BYTES  # of a client's step: at first unknown, so that one step is computed
+
+    def step(self, t: int, at: Any, now: list[Tensor], own: list[Tensor]) -> trace.Losses:
+        """Step t of the clients at these rows of the plan, with their weights and what they are given."""
+        if t >= self.end:
+            self._compute(t, len(now), len(own))
+        if isinstance(at, slice):
+            batch, kept = ([x[t - self.first] for x in each] for each in self.by_step)
+        else:  # not all of those that were planned
+            batch, kept = ([x[at - self.base] for x in each] for each in self.whole)
+        return self.halves.late([*now, *batch, *own], kept)
+
+    def _compute(self, t: int, n_params: int, n_given: int) -> None:
+        """Step t and as many after it as may be kept."""
+        batches = self.batches
+        self.first, self.base = t, int(batches.start[t])
+        self.end = int(np.searchsorted(batches.start, self.base + AHEAD_BYTES // self.row_bytes, side="right")) - 1
+        self.end = max(self.end, t + 1)
+        rows = slice(self.base, int(batches.start[self.end]))
+        owner = np.concatenate([np.arange(n) for n in batches.live[t : self.end]])
+        batch = _batch(self.shard, batches, rows, self.counts[torch.from_numpy(owner)])
+        nothing = torch.empty(0)  # in place of what is not read
+        kept = self.halves.early([*[nothing] * n_params, *batch, *[nothing] * n_given])
+        self.row_bytes = sum(x[0].numel() * x.element_size() for x in [*batch, *kept])
+        live = batches.live[t : self.end].tolist()
+        self.whole = batch, kept
+        self.by_step = [x.split(live) for x in batch], [x.split(live) for x in kept]
 
 
 class _Memory:
@@ -375,7 +424,7 @@ class _Memory:
         an_epoch = self.steps_an_epoch[place]
         at = torch.from_numpy(self.start[place] + t % an_epoch)
         if self.fits and (t < an_epoch).any():
-            new = self.halves.fixed(tensors)
+            new = self.halves.early(tensors)
             if self.kept is None:
                 n_bytes = sum(x[0].numel() * x.element_size() for x in new) * int(self.start[-1])
                 self.fits = n_bytes <= MEMORY_BYTES
@@ -384,7 +433,7 @@ class _Memory:
                 kept[at] = x
         if not self.fits:
             return self.whole(tensors)
-        return self.halves.moving(tensors, [kept[at] for kept in self.kept or []])
+        return self.halves.late(tensors, [kept[at] for kept in self.kept or []])
 
 
 def _first(given: list[Tensor], given_dims: Sequence[int | None]) -> list[Tensor]:
@@ -430,7 +479,6 @@ class _SolverState:
     def narrow(self, pick: Any) -> None:
         self.kept = [[x[pick] for x in group] for group in self.kept]
 
-    @torch.no_grad()
     def step(
         self,
         leaves: list[Tensor],
@@ -442,17 +490,18 @@ class _SolverState:
         self.count += 1
         moving: dict[float, list[int]] = {}  # pace -> places of tensors
         grads: dict[int, Tensor] = {}
-        for i, (leaf, slope) in enumerate(zip(leaves, slopes, strict=True)):
-            if isinstance(slope, (trace.Product, trace.Scattered)) and self.adds_up:
-                slope.add_to(leaf, -lr * paces[i])  # no slope is written and read again
+        for i, slope in enumerate(slopes):
+            if slope is None:
                 continue
-            grad = trace.dense(slope)
-            if grad is None:
-                continue
+            if not isinstance(slope, Tensor):
+                if self.adds_up:
+                    slope.add_to(leaves[i], -lr * paces[i])  # no slope is written and read again
+                    continue
+                slope = slope.dense()
             if is_statistic[i]:
-                leaf.sub_(grad)  # the slope of a statistic is the step it has to take
+                leaves[i].sub_(slope)  # the slope of a statistic is the step it has to take
             else:
-                grads[i] = grad
+                grads[i] = slope
                 moving.setdefault(paces[i], []).append(i)
         for pace, at in moving.items():
             self._move([leaves[i] for i in at], [grads[i] for i in at], at, lr * pace)

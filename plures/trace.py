@@ -10,7 +10,7 @@ The graph is compared with the untraced step before it is used; if they differ, 
 import operator
 import types
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, fx
@@ -18,16 +18,12 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from . import layout
+from . import cut, layout, lookup
 
 PRIMES = (10007, 10009, 10037, 10039)
 
 aten = torch.ops.aten
 
-VIEWS = (
-    *(aten.transpose.int, aten.t.default, aten.permute.default, aten.view.default, aten._unsafe_view.default),
-    *(aten.unsqueeze.default, aten.squeeze.dims, aten.expand.default, aten.select.int, torch.reshape),
-)
 TRANSPOSES, PRODUCTS = (aten.transpose.int, aten.t.default), (aten.bmm.default, aten.mm.default)
 
 
@@ -47,10 +43,11 @@ class Product(NamedTuple):
 class Scattered(NamedTuple):
     """A slope that is zero but in some rows: of an embedding, those that a batch looked up."""
 
-    rows: Tensor  # [..., width], some of them more than once
-    at: Tensor  # [...], where they belong, counted through the tables of all clients
+    rows: Tensor  # [row, width]
+    at: Tensor  # [place], where they belong, counted through the tables of all clients
     n_clients: int
     n_rows: int  # of a table
+    which: Tensor | None = None  # [place], the row that belongs there; else one for each place
 
     def dense(self) -> Tensor:
         width = self.rows.shape[-1]
@@ -59,33 +56,37 @@ class Scattered(NamedTuple):
         return whole
 
     def add_to(self, weights: Tensor, factor: float) -> None:
-        rows, at = self.rows.reshape(-1, self.rows.shape[-1]), self.at.reshape(-1)
-        # Most of a short text is padding, which has no slope.
-        some = torch.linalg.vector_norm(rows, dim=1).nonzero().squeeze(1)
-        weights.view(-1, rows.shape[1]).index_add_(0, at[some], rows[some], alpha=factor)
+        rows = factor * self.rows
+        if self.which is not None:
+            rows = rows.index_select(0, self.which)
+        # The same as index_add_, which is much slower here.
+        weights.view(-1, rows.shape[1]).scatter_add_(0, self.at.unsqueeze(1).expand_as(rows), rows)
 
 
 Slope = Tensor | Product | Scattered | None
 Losses = tuple[Tensor, list[Slope]]
-Role = Literal["moves", "repeats", "stays"]  # of a tensor of a step: trained, of a batch that comes again, or neither
+Role = Literal["trained", "batch", "drawn", "given"]  # of a tensor of a step; "drawn" is what it draws by
 
 
 class Halves(NamedTuple):
-    """A step in two: what a batch gives before it meets anything that moves, with a row for each client, and the rest.
+    """A step in two: what comes early gives some tensors with a row for each client, from which the rest goes on."""
 
-    Where batches come again, as in epochs without shuffling, the first half need not be computed again.
-    """
-
-    fixed: Callable[[list[Tensor]], list[Tensor]]
-    moving: Callable[[list[Tensor], list[Tensor]], Losses]
+    early: Callable[[list[Tensor]], list[Tensor]]
+    late: Callable[[list[Tensor], list[Tensor]], Losses]
 
 
 class Step(NamedTuple):
-    """Losses of a stack of clients and slopes, from the tensors of a step in a row."""
+    """Losses of a stack of clients and slopes, from the tensors of a step in a row.
+
+    It may come in halves. `ahead`: what a batch gives before it meets any weight, which can be computed
+    for many steps at once, each a row. `again`: what it gives before it meets what is trained, which is
+    the same when the batch comes again.
+    """
 
     run: Callable[[list[Tensor]], Losses]
     traced: bool
-    halves: Halves | None = None
+    ahead: Halves | None = None
+    again: Halves | None = None
 
     def __call__(self, tensors: list[Tensor]) -> Losses:
         return self.run(tensors)
@@ -113,17 +114,19 @@ def step_of(
     tensors: list[Tensor],
     dims: Sequence[int | None],
     roles: Sequence[Role] = (),
+    again: bool = False,
 ) -> Step:
     """A function of all tensors of a step that gives losses and the slopes of the first `n_params`.
 
     `eager(*tensors)` gives the losses of a stack of clients; `dims` says which tensors are stacked over a
     number of clients that may change from call to call; `name` is equal for steps that compute the same.
-    With `roles`, one for each tensor, the step comes in halves too, if it can be cut.
+    With `roles`, one for each tensor, the step comes in halves too, where it can be cut; `again` says
+    whether batches come again.
     """
-    key = (name, tuple(roles), _shapes(tensors, dims))
+    key = (name, tuple(roles), again, _shapes(tensors, dims))
     if key not in _known:
         plain = untraced(eager, n_params)
-        _known[key] = _traced(plain, tensors, dims, roles) or plain
+        _known[key] = _traced(plain, tensors, dims, roles, again) or plain
     return _known[key]
 
 
@@ -141,13 +144,16 @@ def values_of(
         def plain(values: list[Tensor]) -> list[Tensor]:
             return eager(values)[0]
 
-        module: Any = _module(plain, tensors, dims)
+        module, run = _module(plain, tensors, dims), plain
+        if module is not None:
+            whole = cut.whole(module)
 
-        def traced(values: list[Tensor]) -> list[Tensor]:
-            return list(module.forward(*values))
+            def traced(values: list[Tensor]) -> list[Tensor]:
+                return list(whole(*values))
 
-        good = module is not None and all(_same(plain, traced, _few(tensors, dims, n)) for n in (1, 2, 3))
-        _known_values[key] = Values(traced if good else plain, spec)
+            if all(_same(plain, traced, _few(tensors, dims, n)) for n in (1, 2, 3)):
+                run = traced
+        _known_values[key] = Values(run, spec)
     return _known_values[key]
 
 
@@ -167,30 +173,50 @@ def untraced(eager: Callable[..., Tensor], n_params: int) -> Step:
     return Step(step, False)
 
 
-def _traced(plain: Step, tensors: list[Tensor], dims: Sequence[int | None], roles: Sequence[Role]) -> Step | None:
+def _traced(
+    plain: Step, tensors: list[Tensor], dims: Sequence[int | None], roles: Sequence[Role], again: bool
+) -> Step | None:
     def flat(values: list[Tensor]) -> list[Slope]:
         losses, slopes = plain(values)
         return [losses, *slopes]
 
-    module = _module(flat, tensors, dims)
+    # How many clients there are is told by a tensor of the batch: both halves of a step have it.
+    module = _module(flat, tensors, dims, roles.index("batch") if "batch" in roles else 0)
     if module is None:
         return None
-    forward: Any = module.forward
+    whole = cut.whole(module)
 
     def step(values: list[Tensor]) -> Losses:
-        with torch.no_grad():
-            losses, *slopes = forward(*values)
-        return losses, [_slope(slope) for slope in slopes]
+        losses, *slopes = whole(*values)
+        return losses, slopes
 
-    if not all(_agree(plain, step, _few(tensors, dims, n)) for n in (1, 2, 3)):
+    if not all(_agree(plain.run, step, _few(tensors, dims, n)) for n in (1, 2, 3)):
         return None
-    return Step(step, True, _halves(plain, module, roles, tensors, dims) if roles and 0 in dims else None)
+
+    def halves(first: set[Role], stays: set[Role]) -> Halves | None:
+        if not roles or 0 not in dims:
+            return None
+        found = cut.parts(module, [r in first for r in roles], [r in stays for r in roles], _prime(tensors))
+        if found is None:
+            return None
+
+        def late(values: list[Tensor], kept: list[Tensor]) -> Losses:
+            losses, *slopes = found.late(values, kept)
+            return losses, slopes
+
+        both = Halves(found.early, late)
+        return both if _agree_twice(step, both, _few(tensors, dims, 3), dims) else None
+
+    return Step(step, True, halves({"batch", "drawn"}, set()), halves({"batch"}, {"given"}) if again else None)
 
 
 def _module(
-    plain: Callable[[list[Tensor]], list[Any]], tensors: list[Tensor], dims: Sequence[int | None]
+    plain: Callable[[list[Tensor]], list[Any]], tensors: list[Tensor], dims: Sequence[int | None], first: int = 0
 ) -> fx.GraphModule | None:
-    """The kernels of a function of stacked clients; None if it cannot be traced."""
+    """The kernels of a function of stacked clients; None if it cannot be traced.
+
+    The first stacked tensor, from number `first` on, tells how many clients there are in a call.
+    """
     prime = _prime(tensors)
     with FakeTensorMode(allow_non_fake_inputs=True):
         wide = [
@@ -209,9 +235,10 @@ def _module(
         _join_products(module.graph)
         if 0 in dims:
             layout.channels_last(module.graph, prime)
+            lookup.sum_rows(module.graph)
             _leave_parts(module.graph)
             _clean(module.graph)
-            _free(module.graph, prime, dims)
+            _free(module.graph, prime, list(dims).index(0, first))
         module.graph.lint()
         module.recompile()
     except Exception:  # what cannot be traced runs untraced: slower, the same numbers
@@ -225,91 +252,17 @@ def _prime(tensors: list[Tensor]) -> int:
     return next(p for p in PRIMES if not any(size % p == 0 for size in sizes if size))
 
 
-def _halves(
-    plain: Step, module: fx.GraphModule, roles: Sequence[Role], tensors: list[Tensor], dims: Sequence[int | None]
-) -> Halves | None:
-    """Cut a traced step where what repeats meets what moves; None where that cannot be done."""
-    prime, inputs, graph = _prime(tensors), iter(roles), module.graph
-    role: dict[fx.Node, Role] = {}
-    for node in graph.nodes:
-        of_inputs = {role[x] for x in node.all_input_nodes}
-        if node.op == "placeholder":
-            role[node] = next(inputs)
-        elif node.target is aten.sym_size.int:  # how many clients there are, whichever tensor tells
-            role[node] = "stays"
-        else:
-            role[node] = "moves" if "moves" in of_inputs else "repeats" if "repeats" in of_inputs else "stays"
-    border: dict[fx.Node, None] = {}
-    views: set[fx.Node] = set()  # are not kept, but what they look at
+def _agree_twice(
+    step: Callable[[list[Tensor]], Losses], halves: Halves, values: list[Tensor], dims: Sequence[int | None]
+) -> bool:
+    """Whether a step in halves is the step, and what comes early does not depend on what it is computed beside."""
 
-    def cut(node: fx.Node) -> None:
-        if node.op == "placeholder" or role[node] != "repeats":
-            return
-        if node.target in VIEWS:
-            views.add(node)
-            cut(node.all_input_nodes[0])
-        else:
-            border[node] = None
+    def in_halves(values: list[Tensor]) -> Losses:
+        n = len(values[list(dims).index(0)])
+        twice = [torch.cat([x, x]) if d == 0 else x for x, d in zip(values, dims, strict=True)]
+        return halves.late(values, [x[n:] for x in halves.early(twice)])
 
-    for node in graph.nodes:
-        if role[node] == "moves":
-            for source in node.all_input_nodes:
-                cut(source)
-    axes = [axis for axis in (_client_axis(node, prime) for node in border) if axis is not None]
-    if not border or len(axes) < len(border):
-        return None
-    (out,) = [node for node in graph.nodes if node.op == "output"]
-    first: Any = _part(module, [n for n in graph.nodes if role[n] != "moves"], [], list(border))
-    rest = [n for n in graph.nodes if role[n] != "repeats" or n in views]
-    second: Any = _part(module, rest, list(border), out.args[0])
-    stacked = list(dims).index(0)
-
-    def fixed(values: list[Tensor]) -> list[Tensor]:
-        n = len(values[stacked])
-        with torch.no_grad():
-            return [x.unflatten(axis, (n, -1)).movedim(axis, 0) for x, axis in zip(first(*values), axes, strict=True)]
-
-    def moving(values: list[Tensor], kept: list[Tensor]) -> Losses:
-        with torch.no_grad():
-            given = [x.movedim(0, axis).flatten(axis, axis + 1) for x, axis in zip(kept, axes, strict=True)]
-            losses, *slopes = second(*values, *given)
-        return losses, [_slope(slope) for slope in slopes]
-
-    def both(values: list[Tensor]) -> Losses:
-        return moving(values, [x.contiguous() for x in fixed(values)])
-
-    try:
-        return Halves(fixed, moving) if all(_agree(plain, both, _few(tensors, dims, n)) for n in (2, 3)) else None
-    except Exception:
-        return None
-
-
-def _client_axis(node: fx.Node, prime: int) -> int | None:
-    """Along which axis the clients of a value lie, if along one."""
-    value = node.meta.get("val")
-    axes = [i for i, size in enumerate(value.shape) if size % prime == 0] if isinstance(value, Tensor) else []
-    return axes[0] if len(axes) == 1 else None
-
-
-def _part(module: fx.GraphModule, nodes: list[fx.Node], given: list[fx.Node], outputs: Any) -> Any:
-    """Some nodes of a graph as a function of all its inputs, and of values that are given."""
-    new, copies = fx.Graph(), dict[fx.Node, fx.Node]()
-    for node in [n for n in module.graph.nodes if n.op == "placeholder"] + given:
-        copies[node] = new.placeholder(node.name)
-    for node in nodes:
-        if node.op in ("call_function", "get_attr") and node not in copies:
-            copies[node] = new.node_copy(node, lambda n: copies[n])
-    new.output(fx.node.map_arg(outputs, lambda n: copies[n]))
-    new.eliminate_dead_code()
-    new.lint()
-    return fx.GraphModule(module, new).forward
-
-
-def _slope(given: Any) -> Slope:
-    """What a traced step gives for a slope: itself, two factors, or rows and their places."""
-    if not isinstance(given, tuple):
-        return given
-    return Product(*given) if len(given) == 2 else Scattered(*given)
+    return _agree(step, in_halves, values)
 
 
 class Calls(TorchDispatchMode):
@@ -340,7 +293,9 @@ def _few(tensors: list[Tensor], dims: Sequence[int | None], n: int) -> list[Tens
     return [rows(x) if d == 0 else x.detach() for x, d in zip(tensors, dims, strict=True)]
 
 
-def _agree(plain: Step, step: Callable[[list[Tensor]], Losses], values: list[Tensor]) -> bool:
+def _agree(
+    plain: Callable[[list[Tensor]], Losses], step: Callable[[list[Tensor]], Losses], values: list[Tensor]
+) -> bool:
     """Whether two steps give the same losses and slopes."""
 
     def in_a_row(found: Losses) -> list[Tensor | None]:
@@ -364,7 +319,10 @@ def _same(one: Callable[..., Sequence[Any]], other: Callable[..., Sequence[Any]]
 
 
 def _clean(graph: fx.Graph) -> None:
-    """Drop what changes nothing: views to the same shape, detach, times one, a permutation that permutes nothing."""
+    """Drop what changes nothing: views to the same shape, detach, times one, a permutation that permutes nothing.
+
+    Ones that are like something only need its shape.
+    """
 
     def shape(node: Any) -> Any:
         value = node.meta.get("val") if isinstance(node, fx.Node) else None
@@ -377,6 +335,14 @@ def _clean(graph: fx.Graph) -> None:
         if not isinstance(source, fx.Node):
             continue
         same = shape(node) is not None and shape(node) == shape(source)
+        if node.target is aten.ones_like.default and same:
+            with graph.inserting_before(node):
+                ones = graph.call_function(
+                    aten.full.default, (list(shape(node)), 1.0), {"dtype": node.meta["val"].dtype}
+                )
+            ones.meta["val"] = node.meta["val"]
+            node.replace_all_uses_with(ones)
+            continue
         idle = (
             node.target in (aten.detach.default, aten.alias.default)
             or (same and node.target in (aten.view.default, aten._unsafe_view.default, aten.expand.default))
@@ -440,7 +406,7 @@ def _join_products(graph: fx.Graph) -> None:
         elif any(is_one(arg, (aten.bmm.default,)) for arg in node.args):
             product = next(arg for arg in reversed(node.args) if is_one(arg, (aten.bmm.default,)))
             other = node.args[0] if product is node.args[1] else node.args[1]
-            if not isinstance(other, fx.Node) or other.meta["val"].shape != node.meta["val"].shape:
+            if not isinstance(other, fx.Node) or other.meta["val"].dim() != 3:
                 continue
             with graph.inserting_before(node):
                 joined = graph.call_function(aten.baddbmm.default, (other, *product.args))
@@ -475,10 +441,10 @@ def _leave_parts(graph: fx.Graph) -> None:
         if not alone or len(slope.users) != 1:
             return slope
         left, right = product.args[:2]
-        if not turned:
-            return (left, right)
         with graph.inserting_before(out):
-            return tuple(graph.call_function(aten.transpose.int, (x, 1, 2)) for x in (right, left))
+            if turned:
+                left, right = (graph.call_function(aten.transpose.int, (x, 1, 2)) for x in (right, left))
+            return graph.call_function(Product, (left, right))
 
     def looked_up(slope: Any) -> Any:
         node = slope
@@ -487,11 +453,16 @@ def _leave_parts(graph: fx.Graph) -> None:
         backward = aten.embedding_dense_backward.default
         if not isinstance(node, fx.Node) or node.target is not backward or len(node.users) != 1:
             return slope
-        rows, at, _, padding, by_frequency = node.args
+        rows, at, _, padding, by_frequency = cast(tuple[fx.Node, ...], node.args)
         if padding != -1 or by_frequency:
             return slope
-        n_clients, n_rows, _ = slope.meta["val"].shape
-        return (rows, at, n_clients, n_rows)
+        n_clients, n_rows, width = slope.meta["val"].shape
+        with graph.inserting_before(out):
+            if rows.target is lookup.spread:
+                return graph.call_function(Scattered, (rows.args[0], at, n_clients, n_rows, rows.args[1]))
+            flat_rows = graph.call_function(torch.reshape, (rows, [-1, width]))
+            flat_at = graph.call_function(torch.reshape, (at, [-1]))
+            return graph.call_function(Scattered, (flat_rows, flat_at, n_clients, n_rows))
 
     out.args = ([losses, *[looked_up(factors(slope)) for slope in slopes]],)
     graph.eliminate_dead_code()
@@ -504,12 +475,11 @@ def _same_order(node: fx.Node) -> bool:
     return node.target in (aten.view.default, aten._unsafe_view.default)
 
 
-def _free(graph: fx.Graph, prime: int, dims: Sequence[int | None]) -> None:
-    """Put the number of clients of the call where multiples of the prime stand."""
+def _free(graph: fx.Graph, prime: int, stacked: int) -> None:
+    """Put the number of clients of the call, which input number `stacked` tells, where multiples of the prime stand."""
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
-    stacked = inputs[list(dims).index(0)]
     with graph.inserting_after(inputs[-1]):
-        count = graph.call_function(aten.sym_size.int, (stacked, 0))
+        count = graph.call_function(aten.sym_size.int, (inputs[stacked], 0))
     products: dict[int, fx.Node] = {1: count}
 
     def freed(value: Any) -> Any:

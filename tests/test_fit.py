@@ -251,8 +251,8 @@ def test_traced_step_is_used_and_equals_the_untraced_one(monkeypatch):
     used = []
     original = trace.step_of
 
-    def watched(*args):
-        step = original(*args)
+    def watched(*args, **more):
+        step = original(*args, **more)
         used.append(step)
         return step
 
@@ -278,13 +278,15 @@ def test_batches_that_come_again_are_computed_once_and_give_the_same(monkeypatch
     monkeypatch.setattr(fit_module, "MEMORY_BYTES", room)
     shards, bodies = points([4, 9, 2, 9]), torch.randn(4, 3, 3, generator=torch.Generator().manual_seed(0))
     firsts = []
-    original = trace.Halves
+    original = trace.step_of
 
-    def watched(fixed, moving):
-        return original(lambda tensors: firsts.append(len(tensors[0])) or fixed(tensors), moving)
+    def watched(*args, **more):
+        step = original(*args, **more)
+        early = step.again.early
+        again = step.again._replace(early=lambda tensors: firsts.append(len(tensors[1])) or early(tensors))
+        return step._replace(again=again)
 
-    monkeypatch.setattr(trace, "Halves", watched)
-    monkeypatch.setattr(trace, "_known", {})
+    monkeypatch.setattr(trace, "step_of", watched)
     solver = Solver(lr=0.1, batch=2, epochs=6)
     stop = Plateau(window=2, threshold=0.02)
 
@@ -295,6 +297,32 @@ def test_batches_that_come_again_are_computed_once_and_give_the_same(monkeypatch
     assert stacked.steps.tolist() == alone.steps.tolist() and len(set(alone.steps.tolist())) > 1
     torch.testing.assert_close(stacked.params, alone.params)
     assert firsts == [4] * (5 if room else 1)  # of the longest client's first epoch, or until it is known not to fit
+
+
+@pytest.mark.parametrize("room", [1, 600, 1 << 20])
+def test_steps_computed_ahead_give_the_same_however_many_they_are(monkeypatch, room):
+    fit_module = importlib.import_module("plures.fit")
+    monkeypatch.setattr(fit_module, "AHEAD_BYTES", room)
+    chunks = []
+    original = fit_module._Ahead._compute
+
+    def watched(self, t, *sizes):
+        original(self, t, *sizes)
+        chunks.append(self.end - t)
+
+    monkeypatch.setattr(fit_module._Ahead, "_compute", watched)
+    solver = Solver(lr=0.1, batch=2, epochs=3)
+    bodies = torch.randn(4, 3, 3, generator=torch.Generator().manual_seed(0))
+
+    def learned(shard, body):
+        return fit(bowl, torch.ones(3), shard, solver, (body,))
+
+    stacked, alone = run(points([4, 9, 2, 9]), learned, bodies)
+    torch.testing.assert_close(stacked.params, alone.params)
+    torch.testing.assert_close(stacked.loss, alone.loss)
+    assert stacked.steps.tolist() == alone.steps.tolist()
+    assert sum(chunks) == 15 and chunks[0] == 1
+    assert (max(chunks) == 1) if room == 1 else (max(chunks) == 14) if room == 1 << 20 else (1 < max(chunks) < 14)
 
 
 def test_without_shuffling_every_epoch_meets_the_rows_in_their_order():

@@ -85,13 +85,95 @@ def test_a_step_in_halves_is_the_whole_step_and_the_first_half_sees_nothing_that
 
     torch.manual_seed(0)
     tensors = [torch.randn(3, 4, 2), torch.randn(3, 6, 5), torch.randn(5, 4).expand(3, 5, 4).clone()]
-    step = trace.step_of(("test of halves", losses), losses, 1, tensors, [0, 0, 0], ["moves", "repeats", "stays"])
-    assert step.halves is not None
-    kept = step.halves.fixed(tensors)
-    assert [tuple(x.shape) for x in kept] == [(3, 1, 6, 4)]
+    step = trace.step_of(("test of halves", losses), losses, 1, tensors, [0, 0, 0], ["trained", "batch", "given"], True)
+    assert step.again is not None
+    kept = step.again.early(tensors)
+    assert [tuple(x.shape) for x in kept] == [(3, 6, 4)]
     moved = [tensors[0] + 1, *tensors[1:]]
-    found, (slope,) = step.halves.moving(moved, kept)
+    found, (slope,) = step.again.late(moved, kept)
     expected, (whole,) = trace.untraced(losses, 1)(moved)
     assert torch.allclose(found, expected, rtol=1e-5)
     assert torch.allclose(trace.dense(slope), whole, rtol=1e-5, atol=1e-6)
-    assert all(map(torch.equal, kept, step.halves.fixed(moved)))
+    assert all(map(torch.equal, kept, step.again.early(moved)))
+
+
+def words_of_texts(n, table_rows=50):
+    """Texts of unlike length in tokens, padded with 0, and a table for each of n clients."""
+    torch.manual_seed(0)
+    length = torch.randint(0, 8, (n, 6, 1))
+    words = torch.randint(1, table_rows, (n, 6, 7)) * (torch.arange(7) < length)
+    return [torch.randn(n, table_rows, 4), words]
+
+
+def mean_of_words(table, words):
+    def one(table, words):
+        counts = (words != 0).float()
+        vectors = torch.nn.functional.embedding(words, table) * counts.unsqueeze(-1)
+        return (vectors.sum(1) / counts.sum(1, keepdim=True).clamp(min=1)).square().sum()
+
+    return torch.vmap(one)(table, words)
+
+
+def test_words_of_a_text_are_added_up_without_the_padding():
+    tensors = words_of_texts(3)
+    step = trace.step_of(("test of words", mean_of_words), mean_of_words, 1, tensors, [0, 0], ["trained", "batch"])
+    found, (slope,) = step(tensors)
+    expected, (whole,) = trace.untraced(mean_of_words, 1)(tensors)
+    assert isinstance(slope, trace.Scattered)
+    assert len(slope.at) == int((tensors[1] != 0).sum()) < tensors[1].numel()
+    assert torch.allclose(found, expected, rtol=1e-5)
+    assert torch.allclose(slope.dense(), whole, rtol=1e-5, atol=1e-6)
+    moved = tensors[0].clone()
+    slope.add_to(moved, -0.1)
+    assert torch.allclose(moved, tensors[0] - 0.1 * whole, rtol=1e-5, atol=1e-6)
+
+
+def test_texts_of_padding_alone_have_no_slope():
+    tensors = [x[:2] for x in words_of_texts(3)]
+    tensors[1] = torch.zeros_like(tensors[1])
+    step = trace.step_of(("test of words", mean_of_words), mean_of_words, 1, tensors, [0, 0], ["trained", "batch"])
+    losses, (slope,) = step(tensors)
+    assert losses.tolist() == [0, 0] and not slope.dense().any()
+
+
+def test_weights_of_words_that_are_no_mask_are_not_taken_for_one():
+    def losses(table, words, weights):
+        def one(table, words, weights):
+            return (torch.nn.functional.embedding(words, table) * weights.unsqueeze(-1)).sum(1).square().sum()
+
+        return torch.vmap(one)(table, words, weights)
+
+    tensors = [*words_of_texts(3), torch.rand(3, 6, 7)]
+    step = trace.step_of(("test of weights", losses), losses, 1, tensors, [0, 0, 0])
+    found, (slope,) = step(tensors)
+    expected, (whole,) = trace.untraced(losses, 1)(tensors)
+    assert step.traced and torch.allclose(found, expected, rtol=1e-5)
+    assert torch.allclose(trace.dense(slope), whole, rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_computed_ahead_meets_no_weight_and_serves_any_clients():
+    """Ahead, rows of many steps stand beside each other: which client a row is of must not be counted there."""
+    tensors = words_of_texts(3)
+    step = trace.step_of(("test of words", mean_of_words), mean_of_words, 1, tensors, [0, 0], ["trained", "batch"])
+    many = words_of_texts(11)[1]
+    nothing = torch.empty(0)
+    kept = step.ahead.early([nothing, many])
+    assert kept and all(len(x) == 11 for x in kept)
+    for at in ([0, 1], [9, 4, 10]):
+        tables = torch.randn(len(at), 50, 4)
+        found, (slope,) = step.ahead.late([tables, many[at]], [x[at] for x in kept])
+        expected, (whole,) = trace.untraced(mean_of_words, 1)([tables, many[at]])
+        assert torch.allclose(found, expected, rtol=1e-5)
+        assert torch.allclose(slope.dense(), whole, rtol=1e-5, atol=1e-6)
+
+
+def test_places_in_tables_are_not_kept_from_one_stack_for_another():
+    """The first clients of a stack may be done before the others, which then stand in other places."""
+    tensors = words_of_texts(4)
+    roles = ["trained", "batch"]
+    step = trace.step_of(("test of words again", 0), mean_of_words, 1, tensors, [0, 0], roles, again=True)
+    kept, rest = step.again.early(tensors), [x[2:] for x in tensors]
+    found, (slope,) = step.again.late(rest, [x[2:] for x in kept])
+    expected, (whole,) = trace.untraced(mean_of_words, 1)(rest)
+    assert torch.allclose(found, expected, rtol=1e-5)
+    assert torch.allclose(slope.dense(), whole, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,179 @@
+"""A graph of kernels as functions of its inputs: the whole, or an early part and the rest.
+
+What can be computed early, from some inputs only, is cut off where the rest needs it, if it has a row for
+each client there: so that it can be kept, row by row, or computed for more rows at once.
+"""
+
+import operator
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, fx
+
+from . import lookup
+
+aten = torch.ops.aten
+
+VIEWS = (
+    *(aten.transpose.int, aten.t.default, aten.permute.default, aten.view.default, aten._unsafe_view.default),
+    *(aten.unsqueeze.default, aten.squeeze.dims, aten.expand.default, aten.select.int, torch.reshape),
+)
+FILLS = (aten.full.default, aten.zeros.default, aten.ones.default, aten.empty.memory_format)
+
+
+def _size(x: Tensor, axis: int) -> int:
+    return x.shape[axis]
+
+
+# Called by these names, small kernels cost about half of what they cost by their names in a graph.
+DIRECT: dict[Any, Callable[..., Any]] = {
+    **{aten.view.default: torch.reshape, aten._unsafe_view.default: torch.reshape},
+    **{aten.unsqueeze.default: torch.unsqueeze, aten.squeeze.dims: torch.squeeze, aten.select.int: torch.select},
+    **{aten.transpose.int: torch.transpose, aten.t.default: torch.t, aten.permute.default: torch.permute},
+    **{aten.expand.default: torch.broadcast_to, aten.cat.default: torch.cat, aten.where.self: torch.where},
+    **{aten.add.Tensor: torch.add, aten.sub.Tensor: torch.sub, aten.mul.Tensor: torch.mul, aten.div.Tensor: torch.div},
+    **{aten.add.Scalar: torch.add, aten.sub.Scalar: torch.sub, aten.mul.Scalar: torch.mul, aten.div.Scalar: torch.div},
+    **{aten.bmm.default: torch.bmm, aten.mm.default: torch.mm, aten.baddbmm.default: torch.baddbmm},
+    **{aten.sum.dim_IntList: torch.sum, aten.mean.dim: torch.mean, aten.clamp.default: torch.clamp},
+    **{aten.relu.default: torch.relu, aten.tanh.default: torch.tanh, aten.sigmoid.default: torch.sigmoid},
+    **{aten.neg.default: torch.neg, aten.exp.default: torch.exp, aten.log.default: torch.log, aten.ne.Scalar: torch.ne},
+    **{aten.sqrt.default: torch.sqrt, aten.rsqrt.default: torch.rsqrt, aten.pow.Tensor_Scalar: torch.pow},
+    **{aten.gather.default: torch.gather, aten.scatter_add.default: torch.scatter_add},
+    **{aten.embedding.default: torch.embedding, aten._log_softmax.default: torch._log_softmax},
+    aten._log_softmax_backward_data.default: torch._log_softmax_backward_data,
+    **{aten.sym_size.int: _size, aten.arange.start_step: lookup.counted},
+}
+
+Place = Literal["early", "late", "both"]
+
+
+class Parts(NamedTuple):
+    """Early: values with a row for each client, from all inputs, of which it reads some. Late: the results, from
+    all inputs and these values."""
+
+    early: Callable[[list[Tensor]], list[Tensor]]
+    late: Callable[[list[Tensor], list[Tensor]], list[Any]]
+
+
+def whole(module: fx.GraphModule) -> Any:
+    """All of a graph, to be called with its inputs."""
+    return _part(module, list(module.graph.nodes), [], _output(module.graph).args[0])
+
+
+def parts(module: fx.GraphModule, is_early: list[bool], stays: list[bool], n: int) -> Parts | None:
+    """Cut a graph where early inputs, and those that stay, do not suffice; None if there is nothing to cut off.
+
+    The graph was traced for n clients, a prime; its first early input has a row for each client.
+    """
+    graph = module.graph
+    place, border, views = _cut(graph, is_early, stays, n)
+    if not border:
+        return None
+    first = _part(module, [node for node in graph.nodes if place[node] != "late"], [], list(border))
+    rest = [node for node in graph.nodes if place[node] != "early" or node in views]
+    second = _part(module, rest, list(border), _output(graph).args[0])
+    axes = [None if node.meta["val"].shape[0] == n else axis for node, axis in border.items()]  # None: rows as they are
+    tells = is_early.index(True)
+
+    def early(values: list[Tensor]) -> list[Tensor]:
+        n = len(values[tells])
+        found = zip(first(*values), axes, strict=True)
+        return [x if axis is None else x.unflatten(axis, (n, -1)).movedim(axis, 0) for x, axis in found]
+
+    def late(values: list[Tensor], kept: list[Tensor]) -> list[Any]:
+        given = zip(kept, axes, strict=True)
+        return second(*values, *[x if a is None else x.movedim(0, a).flatten(a, a + 1) for x, a in given])
+
+    return Parts(early, late)
+
+
+def _cut(
+    graph: fx.Graph, is_early: list[bool], stays: list[bool], n: int
+) -> tuple[dict[fx.Node, Place], dict[fx.Node, int], set[fx.Node]]:
+    """The place of every node, the border: what the late part gets, with the axis of its clients, and the views of it
+    that are taken late."""
+    unfit: set[fx.Node] = set()  # to be kept
+    while True:
+        place = _places(graph, is_early, stays, unfit)
+        met, views = _border(graph, place)
+        border = {node: axis for node in met if (axis := _client_axis(node, n)) is not None}
+        if len(border) == len(met):
+            return place, border, views
+        unfit |= set(met) - set(border)
+
+
+def _places(graph: fx.Graph, is_early: list[bool], stays: list[bool], unfit: set[fx.Node]) -> dict[fx.Node, Place]:
+    inputs = iter(zip(is_early, stays, strict=True))
+    place: dict[fx.Node, Place] = {}
+    for node in graph.nodes:
+        sources = {place[x] for x in node.all_input_nodes}
+        if node.op == "placeholder":
+            early, stay = next(inputs)
+            place[node] = "early" if early else "both" if stay else "late"
+        elif _is_number(node):  # of clients, whichever input tells it
+            place[node] = "both"
+        elif node in unfit or "late" in sources or _counts_clients(node):
+            place[node] = "late"
+        else:
+            place[node] = "early" if "early" in sources else "both"
+    return place
+
+
+def _border(graph: fx.Graph, place: dict[fx.Node, Place]) -> tuple[list[fx.Node], set[fx.Node]]:
+    """The early nodes that late ones need, and views of them, which are not kept, but what they look at."""
+    border: dict[fx.Node, None] = {}
+    views: set[fx.Node] = set()
+
+    def meet(node: fx.Node) -> None:
+        if node.op == "placeholder" or place[node] != "early":
+            return
+        if node.target in VIEWS:
+            views.add(node)
+            meet(node.all_input_nodes[0])
+        else:
+            border[node] = None
+
+    for node in graph.nodes:
+        if place[node] == "late":
+            for source in node.all_input_nodes:
+                meet(source)
+    return list(border), views
+
+
+def _is_number(node: fx.Node) -> bool:
+    return node.target in (aten.sym_size.int, operator.mul)
+
+
+def _counts_clients(node: fx.Node) -> bool:
+    """Whether it is something like 0, 1, 2, ... over the clients of the call: beside others it would be another."""
+    sources = node.all_input_nodes
+    return bool(sources) and all(map(_is_number, sources)) and node.target not in FILLS
+
+
+def _client_axis(node: fx.Node, n: int) -> int | None:
+    """Along which axis the n clients of a value lie, if along one."""
+    value = node.meta.get("val")
+    axes = [i for i, size in enumerate(value.shape) if size % n == 0] if isinstance(value, Tensor) else []
+    return axes[0] if len(axes) == 1 else None
+
+
+def _part(module: fx.GraphModule, nodes: list[fx.Node], given: list[fx.Node], outputs: Any) -> Any:
+    """Some nodes of a graph as a function of all its inputs, and of values that are given."""
+    new, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    for node in [n for n in module.graph.nodes if n.op == "placeholder"] + given:
+        copies[node] = new.placeholder(node.name)
+    for node in nodes:
+        if node.op in ("call_function", "get_attr") and node not in copies:
+            copies[node] = new.node_copy(node, lambda n: copies[n])
+    new.output(fx.node.map_arg(outputs, lambda n: copies[n]))
+    new.eliminate_dead_code()
+    for node in new.nodes:
+        node.target = DIRECT.get(node.target, node.target)
+    new.lint()
+    return fx.GraphModule(module, new).forward
+
+
+def _output(graph: fx.Graph) -> fx.Node:
+    (out,) = [node for node in graph.nodes if node.op == "output"]
+    return out
