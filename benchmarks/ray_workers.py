@@ -7,12 +7,12 @@ Writes benchmarks/results/ray_workers.csv, and the table in docs/ray.md.
 """
 
 import argparse
-import csv
-import os
 import re
 import statistics
 import time
 from pathlib import Path
+
+import record
 
 from plures import ray_crew
 from plures.config import make_config
@@ -85,19 +85,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=7)
     repeats = parser.parse_args().repeats
-    others = os.getloadavg()[0]
+    conditions = record.conditions()
     rows = [row for case in CASES for row in measured(case, repeats)]
-    conditions = f"{os.cpu_count()} cores, on which {others:.1f} other processes wanted to run when it began"
-    results = ROOT / "benchmarks" / "results"
-    results.mkdir(exist_ok=True)
-    with open(results / "ray_workers.csv", "w", newline="", encoding="utf-8") as file:
-        file.write(f"# python benchmarks/ray_workers.py --repeats {repeats}\n# {conditions}\n")
-        writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    record.write("ray_workers", f"ray_workers.py --repeats {repeats}", conditions, rows)
     page = ROOT / "docs" / "ray.md"
     marks = re.compile(r"(<!-- workers -->\n).*?(<!-- end -->)", re.DOTALL)
-    text = f"{repeats} rounds of every side, on {conditions}.\n\n{table(rows)}"
+    text = f"{repeats} rounds of every side; {conditions}.\n\n{table(rows)}"
     page.write_text(marks.sub(lambda m: f"{m[1]}{text}\n{m[2]}", page.read_text("utf-8")), "utf-8")
     print(table(rows))
 

@@ -9,14 +9,12 @@ torch's profiler, which tells what kernels the time goes to. Writes benchmarks/r
 """
 
 import argparse
-import csv
 import multiprocessing
-import os
 import statistics
 import time
-from pathlib import Path
 from typing import Any
 
+import record
 import torch
 from torch.profiler import ProfilerActivity, profile
 
@@ -24,7 +22,6 @@ from plures.config import make_config
 from plures.errors import DataError
 from plures.run import Run, set_scene
 
-RESULTS = Path(__file__).parent / "results"
 EVEN = {"data": "fashion-mnist", "partition": "iid", "clients": 20, "workers": 2, "lr": 0.01}
 CASES: dict[str, dict[str, Any]] = {
     "rod-cnn, batch 40": EVEN | {"model": "rod-cnn", "batch": 40, "share": 0.1},
@@ -115,7 +112,7 @@ def main() -> None:
     parser.add_argument("--only", choices=list(CASES))
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    load, found = os.getloadavg()[0], []
+    conditions, found = record.conditions(), []
     for name in [chosen.only] if chosen.only else CASES:
         try:
             found.append(measured(name, chosen.repeats, chosen.data_dir))
@@ -123,18 +120,10 @@ def main() -> None:
         except DataError as error:
             print(f"{name}: left out: {error}")
     if chosen.only is None:
-        with open(RESULTS / "roofline.csv", "w", encoding="utf-8", newline="") as file:
-            file.write(f"# python benchmarks/roofline.py --repeats {chosen.repeats}\n")
-            file.write(f"# torch {torch.__version__}, load {load:.1f} when it began\n")
-            writer = csv.DictWriter(file, FIELDS)
-            writer.writeheader()
-            writer.writerows(found)
-        with open(RESULTS / "kernels.csv", "w", encoding="utf-8", newline="") as file:
-            file.write(f"# python benchmarks/roofline.py --repeats {chosen.repeats}\n")
-            kernel_writer = csv.DictWriter(file, ["case", "kernel", "share"])
-            kernel_writer.writeheader()
-            for name in ("rod-cnn, batch 40", "cnn4, batch 10"):
-                kernel_writer.writerows(kernels(name, chosen.data_dir))
+        command = f"roofline.py --repeats {chosen.repeats}"
+        record.write("roofline", command, conditions, found)
+        names = [name for name in ("rod-cnn, batch 40", "cnn4, batch 10") if name in {line["case"] for line in found}]
+        record.write("kernels", command, conditions, [row for name in names for row in kernels(name, chosen.data_dir)])
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ benchmarks/results/scale.csv.
 """
 
 import argparse
-import csv
 import json
 import os
 import statistics
@@ -21,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import record
 import torch
 
 from plures import store
 from plures.config import make_config
 from plures.run import Run, set_scene
 
-RESULTS = Path(__file__).parent / "results"
 ROWS = 18  # of a client: as many as digits has for 100
 BASE = {"population": 1000, "cohort": 100, "hidden": 64, "steps": 10, "method": "ditto"}
 LINES: list[dict[str, Any]] = [
@@ -36,7 +35,6 @@ LINES: list[dict[str, Any]] = [
     *[BASE | {"hidden": n} for n in (256, 1024)],
     *[BASE | {"steps": n} for n in (1, 100)],
 ]
-FIELDS = [*BASE, "repeats", "start_s", "median_ms", "fastest_ms", "state_mb", "anonymous_mb"]
 
 
 def make_data(path: Path, population: int) -> None:
@@ -118,16 +116,16 @@ class Wide1024(_Wide):
 
 
 def _anonymous_mb() -> float:
-    """Of this process and its workers."""
+    """Of this process and its workers; what they share is counted once."""
     own = os.getpid()
     children = subprocess.run(["pgrep", "-P", str(own)], capture_output=True, text=True).stdout.split()
     total = 0
     for process in [str(own), *children]:
         try:
-            text = Path(f"/proc/{process}/status").read_text()
+            text = Path(f"/proc/{process}/smaps_rollup").read_text()
         except OSError:
             continue
-        total += sum(int(row.split()[1]) for row in text.splitlines() if row.startswith("RssAnon"))
+        total += sum(int(row.split()[1]) for row in text.splitlines() if row.startswith("Pss_Anon"))
     return total / 1000
 
 
@@ -140,22 +138,17 @@ def main() -> None:
     if chosen.one:
         print(json.dumps(measured(json.loads(chosen.one), chosen.repeats, chosen.memory_limit_mb)))
         return
-    load, found = os.getloadavg()[0], []
+    conditions, found = record.conditions(), []
     for line in LINES:
         words = ["--repeats", str(chosen.repeats), "--memory-limit-mb", str(chosen.memory_limit_mb)]
-        command = [sys.executable, __file__, *words, "--one", json.dumps(line)]
-        output = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent)
+        one = [sys.executable, __file__, *words, "--one", json.dumps(line)]
+        output = subprocess.run(one, capture_output=True, text=True, cwd=Path(__file__).parent)
         if output.returncode:
             sys.exit(output.stderr)
         found.append(json.loads(output.stdout.strip().splitlines()[-1]))
         print("  ".join(f"{key} {value}" for key, value in found[-1].items()), flush=True)
-    with open(RESULTS / "scale.csv", "w", encoding="utf-8", newline="") as file:
-        file.write(f"# python benchmarks/scale.py --repeats {chosen.repeats}")
-        file.write(f" --memory-limit-mb {chosen.memory_limit_mb}\n")
-        file.write(f"# {os.cpu_count()} cores, torch {torch.__version__}, load {load:.1f} when it began\n")
-        writer = csv.DictWriter(file, FIELDS)
-        writer.writeheader()
-        writer.writerows(found)
+    command = f"scale.py --repeats {chosen.repeats} --memory-limit-mb {chosen.memory_limit_mb}"
+    record.write("scale", command, conditions, found)
 
 
 if __name__ == "__main__":

@@ -10,11 +10,9 @@ them, so do flwr, fluke-fl and pfl. Writes benchmarks/results/speed.csv, one lin
 """
 
 import argparse
-import csv
 import io
 import json
 import multiprocessing
-import os
 import statistics
 import subprocess
 import tempfile
@@ -25,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import plain
+import record
 import torch
 from rich.console import Console
 
@@ -211,7 +210,7 @@ def main() -> None:
     parser.add_argument("--envs", type=Path)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    load, found = os.getloadavg()[0], []
+    conditions, found = record.conditions(), []
     for case in chosen.only or CASES:
         for method in CASES[case][1]:
             try:
@@ -225,12 +224,7 @@ def main() -> None:
                 print("  ".join(str(value) for value in line.values()), flush=True)
             found += lines
     if chosen.only is None:
-        with open(HERE / "results" / "speed.csv", "w", encoding="utf-8", newline="") as file:
-            file.write(f"# python benchmarks/speed.py --repeats {chosen.repeats}\n")
-            file.write(f"# {os.cpu_count()} cores, torch {torch.__version__}, load {load:.1f} when it began\n")
-            writer = csv.DictWriter(file, FIELDS)
-            writer.writeheader()
-            writer.writerows(found)
+        record.write("speed", f"speed.py --repeats {chosen.repeats}", conditions, found)
 
 
 if __name__ == "__main__":

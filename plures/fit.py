@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import flops, trace, tree
+from . import flops, layout, trace, tree
 from .shard import Plan, Shard, batches_an_epoch, plan
 from .task import Batch
 from .tree import Tree
@@ -270,9 +270,21 @@ def _fit(
     history: list[list[float]] = [[] for _ in range(n)]  # of epochs, for `stop`
     this_epoch: list[list[float]] = [[] for _ in range(n)]
 
-    step: trace.Step | None = None
+    if not len(batches.live):
+        return [*full, torch.zeros(n), torch.zeros(n, dtype=torch.int64)]
+    at: Any = slice(0, int(batches.live[0]))
+    batch = _batch(shard, batches, at, counts[at])
+    first = [x[:1] for x in full], Batch(*[x[:1] for x in batch]), _first(given, given_dims)
+    of_first = [x[at] if d == 0 else x for x, d in zip(given, given_dims, strict=True)]
+    step = _step(job, call, [*[x[at] for x in full], *batch, *of_first], given_dims)
     memory: _Memory | None = None
     ahead: _Ahead | None = None
+    if step.again is not None and len(batches.live) > batches.steps_an_epoch.max():
+        memory = _Memory(step, step.again, batches.steps_an_epoch)
+    elif step.ahead is not None:
+        ahead = _Ahead(step.ahead, shard, batches, counts)
+    if step.traced:
+        full = [layout.kernels_last(x) for x in full]
     place = np.arange(n)  # the clients now in the stack, as places in the plan
     gathered = False  # whether `now` is a copy of rows of `full` and not a view of its first rows
     now, own, own_counts = full, given, counts
@@ -302,15 +314,7 @@ def _fit(
             narrow(np.arange(n_live))
         if len(place) == 0:
             break
-        at: Any = torch.from_numpy(start + place) if gathered else slice(start, start + len(place))
-        if step is None:
-            batch = _batch(shard, batches, at, own_counts)
-            step = _step(job, call, [*now, *batch, *own], given_dims)
-            if step.again is not None and len(batches.live) > batches.steps_an_epoch.max():
-                memory = _Memory(step, step.again, batches.steps_an_epoch)
-            elif step.ahead is not None:
-                ahead = _Ahead(step.ahead, shard, batches, counts)
-            first = [x[:1] for x in now], Batch(*[x[:1] for x in batch]), _first(own, given_dims)
+        at = torch.from_numpy(start + place) if gathered else slice(start, start + len(place))
         if ahead is not None:
             losses, slopes = ahead.step(t, at, now, own)
         else:
@@ -333,8 +337,7 @@ def _fit(
                     stopped[client] = len(history[client]) > stop.window and float(np.std(last)) < stop.threshold
                     if stopped[client]:
                         steps[client] = t + 1
-    if step is not None:
-        _count(job, given_dims, _share_of_batches(batches, steps), *first)
+    _count(job, given_dims, _share_of_batches(batches, steps), *first)
     narrow(np.zeros(0, np.int64))
     taken = torch.from_numpy(steps)
     return [*full, loss_sum / taken.clamp(min=1), taken]
@@ -387,10 +390,11 @@ class _Ahead:
         """Step t of the clients at these rows of the plan, with their weights and what they are given."""
         if t >= self.end:
             self._compute(t, len(now), len(own))
-        if isinstance(at, slice):
+        if len(now[0]) == self.batches.live[t]:
             batch, kept = ([x[t - self.first] for x in each] for each in self.by_step)
         else:  # not all of those that were planned
-            batch, kept = ([x[at - self.base] for x in each] for each in self.whole)
+            here = slice(at.start - self.base, at.stop - self.base) if isinstance(at, slice) else at - self.base
+            batch, kept = ([x[here] for x in each] for each in self.whole)
         return self.halves.late([*now, *batch, *own], kept)
 
     def _compute(self, t: int, n_params: int, n_given: int) -> None:

@@ -346,7 +346,7 @@ def _clean(graph: fx.Graph) -> None:
         idle = (
             node.target in (aten.detach.default, aten.alias.default)
             or (same and node.target in (aten.view.default, aten._unsafe_view.default, aten.expand.default))
-            or (node.target in (aten.mul.Scalar, aten.div.Scalar) and node.args[1] == 1)
+            or (node.target in (aten.mul.Scalar, aten.div.Scalar, aten.pow.Tensor_Scalar) and node.args[1] == 1)
             or (node.target is aten.permute.default and list(node.args[1]) == sorted(node.args[1]))
         )
         twice = (
@@ -403,13 +403,13 @@ def _join_products(graph: fx.Graph) -> None:
                 right = graph.call_function(aten.cat.default, ([b for _, b in pairs], -2))
                 target = aten.bmm.default if node.meta["val"].dim() == 3 else aten.mm.default
                 joined = graph.call_function(target, (turned(left), right))
-        elif any(is_one(arg, (aten.bmm.default,)) for arg in node.args):
-            product = next(arg for arg in reversed(node.args) if is_one(arg, (aten.bmm.default,)))
+        elif any(map(is_product, node.args)) and node.meta["val"].dim() == 3:
+            product = next(arg for arg in reversed(node.args) if is_product(arg))
             other = node.args[0] if product is node.args[1] else node.args[1]
             if not isinstance(other, fx.Node) or other.meta["val"].dim() != 3:
                 continue
             with graph.inserting_before(node):
-                joined = graph.call_function(aten.baddbmm.default, (other, *product.args))
+                joined = graph.call_function(aten.baddbmm.default, (other, *factors(product)))
         else:
             continue
         joined.meta["val"] = node.meta["val"]

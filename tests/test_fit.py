@@ -325,6 +325,16 @@ def test_steps_computed_ahead_give_the_same_however_many_they_are(monkeypatch, r
     assert (max(chunks) == 1) if room == 1 else (max(chunks) == 14) if room == 1 << 20 else (1 < max(chunks) < 14)
 
 
+@pytest.mark.parametrize("threshold", [0.2, 0.5])
+def test_clients_that_stop_early_leave_steps_computed_ahead(threshold):
+    solver, stop = Solver(lr=0.1, batch=2, epochs=9), Plateau(window=2, threshold=threshold)
+    stacked, alone = run(points([4, 9, 2, 9]), lambda s: fit(to_mean, torch.ones(3), s, solver, stop=stop))
+    torch.testing.assert_close(stacked.params, alone.params)
+    torch.testing.assert_close(stacked.loss, alone.loss)
+    assert stacked.steps.tolist() == alone.steps.tolist()
+    assert stacked.steps.tolist() != [18, 45, 9, 45]
+
+
 def test_without_shuffling_every_epoch_meets_the_rows_in_their_order():
     shards = points([5])
 

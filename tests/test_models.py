@@ -206,8 +206,8 @@ def trained_apart(monkeypatch, task, shards, solver):
     steps = []
     original = trace.step_of
 
-    def watched(*args):
-        steps.append(original(*args))
+    def watched(*args, **more):
+        steps.append(original(*args, **more))
         return steps[-1]
 
     monkeypatch.setattr(trace, "step_of", watched)
