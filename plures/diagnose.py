@@ -44,7 +44,9 @@ def drift(task: Task, message: Same | Each, uploads: Tree) -> Drift:
         width = max(1, CACHE_BYTES // (n * x.element_size()))
         for start in range(0, flat.shape[1], width):  # a piece of all models at a time, so that it stays in cache
             some = flat[:, start : start + width]
-            apart += torch.linalg.vector_norm(some - some.mean(0), dim=1).square_()
+            some = some.clone() if old is None else some - old[:, start : start + width]
             if old is not None:
-                moved += torch.linalg.vector_norm(some - old[:, start : start + width], dim=1).square_()
+                moved += torch.linalg.vector_norm(some, dim=1).square_()
+            some -= some.mean(0)
+            apart += torch.linalg.vector_norm(some, dim=1).square_()
     return Drift(float(moved.sqrt().mean()) if comparable else None, float(apart.mean()))

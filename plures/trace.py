@@ -343,6 +343,15 @@ def _clean(graph: fx.Graph) -> None:
             ones.meta["val"] = node.meta["val"]
             node.replace_all_uses_with(ones)
             continue
+        if node.target is aten.view.default and _is_sum_that_keeps_axes(source):
+            x, axes, _ = cast(tuple[Any, ...], source.args)
+            kept = [size for i, size in enumerate(shape(x)) if i not in axes]
+            if shape(node) == tuple(kept) and all(axis >= 0 for axis in axes):
+                with graph.inserting_before(node):
+                    total = graph.call_function(aten.sum.dim_IntList, (x, axes))
+                total.meta["val"] = node.meta["val"]
+                node.replace_all_uses_with(total)
+                continue
         idle = (
             node.target in (aten.detach.default, aten.alias.default)
             or (same and node.target in (aten.view.default, aten._unsafe_view.default, aten.expand.default))
@@ -358,6 +367,10 @@ def _clean(graph: fx.Graph) -> None:
             node.replace_all_uses_with(source.args[0] if twice else source)
             graph.erase_node(node)
     graph.eliminate_dead_code()
+
+
+def _is_sum_that_keeps_axes(node: fx.Node) -> bool:
+    return node.target is aten.sum.dim_IntList and len(node.args) == 3 and node.args[2] is True
 
 
 def _join_products(graph: fx.Graph) -> None:
