@@ -71,7 +71,7 @@ def run(
             one = ask._replace(methods=[spelled])
             compare(one, cache / f"{name}-{scale}", lambda line: None, lambda method, seed, folder: Watcher(), done)
         except RunFailed as error:
-            record.setdefault("failed", {})[named[spelled]] = str(error)
+            record.setdefault("failed", {})[named[spelled]] = str(error).partition("; the state after")[0]
             save()
             print(f"{name} {scale}, {spelled}: {error}", flush=True)
 

@@ -584,7 +584,7 @@ def carry_out(scene: Scene, folder: Path | None, say: Say, watcher: Watcher, goi
             except RunFailed as failure:
                 run.save()
                 if folder is not None:
-                    raise RunFailed(f"{failure} The state after round {run.round} is in {folder}.") from None
+                    raise RunFailed(f"{failure}; the state after round {run.round} is in {folder}") from None
                 raise
         watcher.ended()
         assert evaluation is not None

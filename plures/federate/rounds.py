@@ -430,7 +430,7 @@ def carry_out(run: FederatedRun, watcher: Watcher) -> Result:
                 raise Interrupted(f"interrupted after round {run.round}; {_how_to_resume(folder)}") from None
             except RunFailed as failure:
                 raise RunFailed(
-                    f"{failure} The state after round {run.round} is kept; {_how_to_resume(folder)}"
+                    f"{failure}; the state after round {run.round} is kept; {_how_to_resume(folder)}"
                 ) from None
         watcher.ended()
         summary = summary_of(run, evaluation, run.forms.upload, time.perf_counter() - began)
