@@ -17,12 +17,11 @@ demo: $(VENV)/installed
 	$(BIN)/plures compare local fedavg ditto fedrep fedala fedrod pfedla plgu-lf:personal=1 afml \
 	  --data digits --partition dirichlet:0.1 --clients 20 --rounds 30
 
-# Three processes, also for two cores: tests of a network mostly wait.
 test: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n 3 --dist loadgroup
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 clean:
 	rm -rf $(VENV) runs build *.egg-info

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import flops, layout, trace, tree
+from . import flops, trace, tree
 from .shard import Plan, Shard, batches_an_epoch, plan
 from .task import Batch
 from .tree import Tree
@@ -283,8 +283,6 @@ def _fit(
         memory = _Memory(step, step.again, batches.steps_an_epoch)
     elif step.ahead is not None:
         ahead = _Ahead(step.ahead, shard, batches, counts)
-    if step.traced:
-        full = [layout.kernels_last(x) for x in full]
     place = np.arange(n)  # the clients now in the stack, as places in the plan
     gathered = False  # whether `now` is a copy of rows of `full` and not a view of its first rows
     now, own, own_counts = full, given, counts

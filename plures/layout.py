@@ -17,14 +17,6 @@ _SAME_NUMBERS = (aten.view.default, aten._unsafe_view.default, aten.clone.defaul
 _SWAP = [1, 0, 2, 3, 4]
 
 
-def kernels_last(x: Tensor) -> Tensor:
-    """Stacked kernels of a convolution, [client, out, in, height, width], with `in` last in memory; others as they are.
-
-    So no step lays them out anew, and slopes, which come so, are added to what lies as they do.
-    """
-    return x.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3) if x.dim() == 5 else x
-
-
 def fold(x: Tensor) -> Tensor:
     """[client, row, channel, height, width] as [row, client * channel, height, width], channels last."""
     return x.permute(1, 3, 4, 0, 2).contiguous().flatten(3).permute(0, 3, 1, 2)

@@ -118,12 +118,3 @@ def test_folding_puts_stacked_clients_last_and_back_without_a_copy():
     back = layout.unfold(folded, 2)
     assert torch.equal(back, x) and back.data_ptr() == folded.data_ptr()
     assert layout.fold(back).data_ptr() == folded.data_ptr()
-
-
-def test_kernels_of_convolutions_lie_with_channels_last_and_are_the_same():
-    kernels = torch.randn(3, 4, 2, 5, 5)
-    last = layout.kernels_last(kernels)
-    assert torch.equal(last, kernels) and last.stride() == (200, 50, 1, 10, 2)
-    assert last[0].is_contiguous(memory_format=torch.channels_last)
-    dense = torch.randn(3, 4, 2)
-    assert layout.kernels_last(dense) is dense
