@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import flops, trace, tree
+from . import cut, flops, trace, tree
 from .shard import Plan, Shard, batches_an_epoch, plan
 from .task import Batch
 from .tree import Tree
@@ -379,8 +379,8 @@ def _dims(job: _Job, given_dims: Sequence[int | None]) -> list[int | None]:
 class _Ahead:
     """Steps of which what their batches give before they meet a weight has been computed, for many steps at once."""
 
-    def __init__(self, halves: trace.Halves, shard: Shard, batches: Plan, counts: Tensor) -> None:
-        self.halves, self.shard, self.batches, self.counts = halves, shard, batches, counts
+    def __init__(self, parts: cut.Parts, shard: Shard, batches: Plan, counts: Tensor) -> None:
+        self.parts, self.shard, self.batches, self.counts = parts, shard, batches, counts
         self.end = 0  # of the steps that are computed
         self.row_bytes = AHEAD_BYTES  # of a client's step: at first unknown, so that one step is computed
 
@@ -393,7 +393,8 @@ class _Ahead:
         else:  # not all of those that were planned
             here = slice(at.start - self.base, at.stop - self.base) if isinstance(at, slice) else at - self.base
             batch, kept = ([x[here] for x in each] for each in self.whole)
-        return self.halves.late([*now, *batch, *own], kept)
+        losses, *slopes = self.parts.late([*now, *batch, *own], kept)
+        return losses, slopes
 
     def _compute(self, t: int, n_params: int, n_given: int) -> None:
         """Step t and as many after it as may be kept."""
@@ -405,7 +406,7 @@ class _Ahead:
         owner = np.concatenate([np.arange(n) for n in batches.live[t : self.end]])
         batch = _batch(self.shard, batches, rows, self.counts[torch.from_numpy(owner)])
         nothing = torch.empty(0)  # in place of what is not read
-        kept = self.halves.early([*[nothing] * n_params, *batch, *[nothing] * n_given])
+        kept = self.parts.early([*[nothing] * n_params, *batch, *[nothing] * n_given])
         self.row_bytes = sum(x[0].numel() * x.element_size() for x in [*batch, *kept])
         live = batches.live[t : self.end].tolist()
         self.whole = batch, kept
@@ -415,8 +416,8 @@ class _Ahead:
 class _Memory:
     """Steps over batches that come again in every epoch: what they give before they meet what is trained is kept."""
 
-    def __init__(self, whole: trace.Step, halves: trace.Halves, steps_an_epoch: np.ndarray) -> None:
-        self.whole, self.halves, self.steps_an_epoch = whole, halves, steps_an_epoch
+    def __init__(self, whole: trace.Step, parts: cut.Parts, steps_an_epoch: np.ndarray) -> None:
+        self.whole, self.parts, self.steps_an_epoch = whole, parts, steps_an_epoch
         self.start = np.concatenate([[0], np.cumsum(steps_an_epoch)])
         self.kept: list[Tensor] | None = None
         self.fits = True
@@ -426,7 +427,7 @@ class _Memory:
         an_epoch = self.steps_an_epoch[place]
         at = torch.from_numpy(self.start[place] + t % an_epoch)
         if self.fits and (t < an_epoch).any():
-            new = self.halves.early(tensors)
+            new = self.parts.early(tensors)
             if self.kept is None:
                 n_bytes = sum(x[0].numel() * x.element_size() for x in new) * int(self.start[-1])
                 self.fits = n_bytes <= MEMORY_BYTES
@@ -435,7 +436,8 @@ class _Memory:
                 kept[at] = x
         if not self.fits:
             return self.whole(tensors)
-        return self.halves.late(tensors, [kept[at] for kept in self.kept or []])
+        losses, *slopes = self.parts.late(tensors, [kept[at] for kept in self.kept or []])
+        return losses, slopes
 
 
 def _first(given: list[Tensor], given_dims: Sequence[int | None]) -> list[Tensor]:

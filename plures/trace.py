@@ -68,25 +68,18 @@ Losses = tuple[Tensor, list[Slope]]
 Role = Literal["trained", "batch", "drawn", "given"]  # of a tensor of a step; "drawn" is what it draws by
 
 
-class Halves(NamedTuple):
-    """A step in two: what comes early gives some tensors with a row for each client, from which the rest goes on."""
-
-    early: Callable[[list[Tensor]], list[Tensor]]
-    late: Callable[[list[Tensor], list[Tensor]], Losses]
-
-
 class Step(NamedTuple):
     """Losses of a stack of clients and slopes, from the tensors of a step in a row.
 
-    It may come in halves. `ahead`: what a batch gives before it meets any weight, which can be computed
+    It may be cut in two. `ahead`: what a batch gives before it meets any weight, which can be computed
     for many steps at once, each a row. `again`: what it gives before it meets what is trained, which is
     the same when the batch comes again.
     """
 
     run: Callable[[list[Tensor]], Losses]
     traced: bool
-    ahead: Halves | None = None
-    again: Halves | None = None
+    ahead: cut.Parts | None = None
+    again: cut.Parts | None = None
 
     def __call__(self, tensors: list[Tensor]) -> Losses:
         return self.run(tensors)
@@ -120,7 +113,7 @@ def step_of(
 
     `eager(*tensors)` gives the losses of a stack of clients; `dims` says which tensors are stacked over a
     number of clients that may change from call to call; `name` is equal for steps that compute the same.
-    With `roles`, one for each tensor, the step comes in halves too, where it can be cut; `again` says
+    With `roles`, one for each tensor, the step comes in two parts too, where it can be cut; `again` says
     whether batches come again.
     """
     key = (name, tuple(roles), again, _shapes(tensors, dims))
@@ -180,7 +173,7 @@ def _traced(
         losses, slopes = plain(values)
         return [losses, *slopes]
 
-    # How many clients there are is told by a tensor of the batch: both halves of a step have it.
+    # How many clients there are is told by a tensor of the batch: both parts of a step have it.
     module = _module(flat, tensors, dims, roles.index("batch") if "batch" in roles else 0)
     if module is None:
         return None
@@ -193,21 +186,16 @@ def _traced(
     if not all(_agree(plain.run, step, _few(tensors, dims, n)) for n in (1, 2, 3)):
         return None
 
-    def halves(first: set[Role], stays: set[Role]) -> Halves | None:
+    def in_two(first: set[Role], stays: set[Role]) -> cut.Parts | None:
         if not roles or 0 not in dims:
             return None
-        found = cut.parts(module, [r in first for r in roles], [r in stays for r in roles], _prime(tensors))
-        if found is None:
+        try:
+            found = cut.parts(module, [r in first for r in roles], [r in stays for r in roles], _prime(tensors))
+        except Exception:  # what cannot be cut runs whole
             return None
+        return found if found is not None and _agree_twice(step, found, _few(tensors, dims, 3), dims) else None
 
-        def late(values: list[Tensor], kept: list[Tensor]) -> Losses:
-            losses, *slopes = found.late(values, kept)
-            return losses, slopes
-
-        both = Halves(found.early, late)
-        return both if _agree_twice(step, both, _few(tensors, dims, 3), dims) else None
-
-    return Step(step, True, halves({"batch", "drawn"}, set()), halves({"batch"}, {"given"}) if again else None)
+    return Step(step, True, in_two({"batch", "drawn"}, set()), in_two({"batch"}, {"given"}) if again else None)
 
 
 def _module(
@@ -253,16 +241,17 @@ def _prime(tensors: list[Tensor]) -> int:
 
 
 def _agree_twice(
-    step: Callable[[list[Tensor]], Losses], halves: Halves, values: list[Tensor], dims: Sequence[int | None]
+    step: Callable[[list[Tensor]], Losses], parts: cut.Parts, values: list[Tensor], dims: Sequence[int | None]
 ) -> bool:
-    """Whether a step in halves is the step, and what comes early does not depend on what it is computed beside."""
+    """Whether a step in two parts is the step, and what comes early does not depend on what it is computed beside."""
 
-    def in_halves(values: list[Tensor]) -> Losses:
+    def in_two(values: list[Tensor]) -> Losses:
         n = len(values[list(dims).index(0)])
         twice = [torch.cat([x, x]) if d == 0 else x for x, d in zip(values, dims, strict=True)]
-        return halves.late(values, [x[n:] for x in halves.early(twice)])
+        losses, *slopes = parts.late(values, [x[n:] for x in parts.early(twice)])
+        return losses, slopes
 
-    return _agree(step, in_halves, values)
+    return _agree(step, in_two, values)
 
 
 class Calls(TorchDispatchMode):

@@ -79,18 +79,20 @@ def test_weights_that_are_used_again_and_again_get_one_product():
     assert torch.allclose(slope.dense(), whole, rtol=1e-5, atol=1e-6)
 
 
-def test_a_step_in_halves_is_the_whole_step_and_the_first_half_sees_nothing_that_moves():
+def test_a_step_in_two_parts_is_the_whole_step_and_the_early_one_sees_nothing_that_moves():
     def losses(head, x, body):
         return (torch.bmm(torch.bmm(x, body).tanh(), head)).square().sum((1, 2))
 
     torch.manual_seed(0)
     tensors = [torch.randn(3, 4, 2), torch.randn(3, 6, 5), torch.randn(5, 4).expand(3, 5, 4).clone()]
-    step = trace.step_of(("test of halves", losses), losses, 1, tensors, [0, 0, 0], ["trained", "batch", "given"], True)
+    step = trace.step_of(
+        ("test of two parts", losses), losses, 1, tensors, [0, 0, 0], ["trained", "batch", "given"], True
+    )
     assert step.again is not None
     kept = step.again.early(tensors)
     assert [tuple(x.shape) for x in kept] == [(3, 6, 4)]
     moved = [tensors[0] + 1, *tensors[1:]]
-    found, (slope,) = step.again.late(moved, kept)
+    found, slope = step.again.late(moved, kept)
     expected, (whole,) = trace.untraced(losses, 1)(moved)
     assert torch.allclose(found, expected, rtol=1e-5)
     assert torch.allclose(trace.dense(slope), whole, rtol=1e-5, atol=1e-6)
@@ -161,7 +163,7 @@ def test_what_is_computed_ahead_meets_no_weight_and_serves_any_clients():
     assert kept and all(len(x) == 11 for x in kept)
     for at in ([0, 1], [9, 4, 10]):
         tables = torch.randn(len(at), 50, 4)
-        found, (slope,) = step.ahead.late([tables, many[at]], [x[at] for x in kept])
+        found, slope = step.ahead.late([tables, many[at]], [x[at] for x in kept])
         expected, (whole,) = trace.untraced(mean_of_words, 1)([tables, many[at]])
         assert torch.allclose(found, expected, rtol=1e-5)
         assert torch.allclose(slope.dense(), whole, rtol=1e-5, atol=1e-6)
@@ -173,7 +175,7 @@ def test_places_in_tables_are_not_kept_from_one_stack_for_another():
     roles = ["trained", "batch"]
     step = trace.step_of(("test of words again", 0), mean_of_words, 1, tensors, [0, 0], roles, again=True)
     kept, rest = step.again.early(tensors), [x[2:] for x in tensors]
-    found, (slope,) = step.again.late(rest, [x[2:] for x in kept])
+    found, slope = step.again.late(rest, [x[2:] for x in kept])
     expected, (whole,) = trace.untraced(mean_of_words, 1)(rest)
     assert torch.allclose(found, expected, rtol=1e-5)
     assert torch.allclose(slope.dense(), whole, rtol=1e-5, atol=1e-6)
