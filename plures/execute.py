@@ -34,6 +34,7 @@ ClientFunction = Callable[..., Tree]
 TEST_BATCH = 64  # rows of a stacked test batch
 GROUP_BYTES = 1 << 30  # what the stacked tensors of a group may take
 CACHE_BYTES = 24 << 20  # and what the outputs of its layers may take, if it has more than a few clients
+WEIGHT_BYTES = 32 << 20  # and what its weights may take, if they are trained and some are of convolutions
 A_FEW = 4
 
 
@@ -253,11 +254,13 @@ class Cost(NamedTuple):
 def cost_of(task: Task, batch: int, n_passes: int, client_bytes: int) -> Cost:
     """Of steps that go through the model so many times with batches of this size."""
     step = n_passes * task.flops * batch / 2e10
-    # Kernels for convolutions are half as fast for one client as for four in a stack.
+    # Kernels for convolutions are slower for one client than for four in a stack.
     has_convolutions = any(x.dim() == 4 for x in task.initial.values())
     calls = max(7e-4, 1e-5 * n_passes * task.n_kernels)  # a recurrent net calls very many
-    overhead = calls + (0.8 * step if has_convolutions else 0.0)
+    overhead = calls + (0.4 * step if has_convolutions else 0.0)
     in_cache = max(A_FEW, CACHE_BYTES // (batch * task.row_bytes))
+    if has_convolutions and n_passes > 1:  # of one pass, in a test, all clients may share the weights
+        in_cache = min(in_cache, WEIGHT_BYTES // tree.n_bytes(task.initial))
     return Cost(step, overhead, max(1, min(in_cache, GROUP_BYTES // client_bytes)))
 
 

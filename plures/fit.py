@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import cut, flops, trace, tree
+from . import cut, flops, trace, tree, winograd
 from .shard import Plan, Shard, batches_an_epoch, plan
 from .task import Batch
 from .tree import Tree
@@ -187,9 +187,7 @@ class _Loop(torch.autograd.Function):
     def vmap(info: Any, in_dims: Sequence[Any], job: _Job, *tensors: Tensor) -> Any:
         dims = [None if d is None else 0 for d in in_dims[1:]]
         stacked = [x if d is None else x.movedim(d, 0) for x, d in zip(tensors, in_dims[1:], strict=True)]
-        # Kernels for the convolutions of a single client are faster than those for a stack of one.
-        alone = info.batch_size == 1 and _have_convolutions(stacked[: job.n_params + job.n_given], dims)
-        out = _stacked_loop(job._replace(alone=alone), stacked, dims, info.batch_size)
+        out = _stacked_loop(job, stacked, dims, info.batch_size)
         return tuple(out), (0,) * len(out)
 
 
@@ -283,6 +281,7 @@ def _fit(
         memory = _Memory(step, step.again, batches.steps_an_epoch)
     elif step.ahead is not None:
         ahead = _Ahead(step.ahead, shard, batches, counts)
+    full = [winograd.taps_first(x) if i in step.by_taps else x for i, x in enumerate(full)]
     place = np.arange(n)  # the clients now in the stack, as places in the plan
     gathered = False  # whether `now` is a copy of rows of `full` and not a view of its first rows
     now, own, own_counts = full, given, counts

@@ -6,10 +6,13 @@ memory, [row, height, width, client, channel], in which stacked clients are chan
 stands between them, element by element, keeps the order. The numbers are the same but for rounding.
 """
 
+import operator
 from typing import Any
 
 import torch
 from torch import Tensor, fx
+
+from . import winograd
 
 aten = torch.ops.aten
 
@@ -19,7 +22,10 @@ _SWAP = [1, 0, 2, 3, 4]
 
 def fold(x: Tensor) -> Tensor:
     """[client, row, channel, height, width] as [row, client * channel, height, width], channels last."""
-    return x.permute(1, 3, 4, 0, 2).contiguous().flatten(3).permute(0, 3, 1, 2)
+    n, rows, channels, height, width = x.shape
+    n *= channels
+    laid = x.permute(1, 3, 4, 0, 2).contiguous()
+    return laid.as_strided((rows, n, height, width), (n * height * width, 1, n * width, n))  # even if n is 1
 
 
 def unfold(x: Tensor, n: int) -> Tensor:
@@ -60,6 +66,7 @@ def channels_last(graph: fx.Graph, prime: int) -> None:
                 _replace(node, place, _stacked_source(node.args[place], prime), folded)
         elif node.target is aten.max_pool2d_with_indices.default:
             _pool(graph, node, prime, folded)
+    _take_fewer_products(graph)
     _reshape_views(graph)
     graph.eliminate_dead_code()
 
@@ -72,7 +79,45 @@ def _channels_last_of_one(graph: fx.Graph, convolutions: list[Any]) -> None:
         with graph.inserting_before(node):
             last = graph.call_function(lie_last, (node.args[0],))
         node.args = (last, *node.args[1:])
+    _take_fewer_products(graph)
     _reshape_views(graph)
+
+
+def _take_fewer_products(graph: fx.Graph) -> None:
+    """Convolutions by Winograd's scheme, where that pays; their slopes start from what they found."""
+    backward = {tuple(node.args[1:3]): node for node in graph.nodes if node.target is aten.convolution_backward.default}
+    for node in list(graph.nodes):
+        if node.target is not aten.convolution.default:
+            continue
+        x, kernels, bias, _, padding, _, _, _, groups = node.args
+        rows, _, *outputs = _shape(node)
+        n_out, n_in, *window = _shape(kernels)
+        back = backward.get((x, kernels))
+        if back is not None and back.args[-1][2]:
+            continue  # the slope of a bias is taken elsewhere, as far as known
+        if not winograd.pays(rows, n_in, n_out // groups, window, outputs):
+            continue
+        if kernels.target in _SAME_NUMBERS[:2]:
+            kernels = kernels.args[0]  # [client, out, in, k, k]
+        with graph.inserting_before(node):
+            found = graph.call_function(winograd.convolve, (x, kernels, bias, padding, groups))
+            out, *at_points = [graph.call_function(operator.getitem, (found, k)) for k in range(3)]
+        out.meta = dict(node.meta)
+        node.replace_all_uses_with(out)
+        if back is not None:
+            back.target, back.args = winograd.slopes, (back.args[0], *at_points, window, padding, groups)
+
+
+def kernels_by_taps(graph: fx.Graph) -> list[int]:
+    """The numbers of inputs that are kernels of stacked clients, and used by Winograd's scheme alone."""
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+
+    def is_one(node: Any) -> bool:
+        users = [user for user in node.users if user.target is not aten.sym_size.int]
+        by_taps = all(user.target is winograd.convolve and user.args[1] is node for user in users)
+        return bool(users) and by_taps and len(_shape(node)) == 5
+
+    return [i for i, node in enumerate(inputs) if is_one(node)]
 
 
 def _reshape_views(graph: fx.Graph) -> None:

@@ -80,6 +80,7 @@ class Step(NamedTuple):
     traced: bool
     ahead: cut.Parts | None = None
     again: cut.Parts | None = None
+    by_taps: Sequence[int] = ()  # kernels that are best in memory as `winograd.taps_first` puts them
 
     def __call__(self, tensors: list[Tensor]) -> Losses:
         return self.run(tensors)
@@ -195,7 +196,8 @@ def _traced(
             return None
         return found if found is not None and _agree_twice(step, found, _few(tensors, dims, 3), dims) else None
 
-    return Step(step, True, in_two({"batch", "drawn"}, set()), in_two({"batch"}, {"given"}) if again else None)
+    again_too = in_two({"batch"}, {"given"}) if again else None
+    return Step(step, True, in_two({"batch", "drawn"}, set()), again_too, layout.kernels_by_taps(module.graph))
 
 
 def _module(
