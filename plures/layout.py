@@ -18,6 +18,7 @@ aten = torch.ops.aten
 
 _SAME_NUMBERS = (aten.view.default, aten._unsafe_view.default, aten.clone.default)
 _SWAP = [1, 0, 2, 3, 4]
+WIDE = 16  # channels that come out of a convolution: a multiple of it
 
 
 def fold(x: Tensor) -> Tensor:
@@ -134,7 +135,7 @@ def _is_safe(conv: Any, n_groups: int) -> bool:
     """
     _, weight, _, stride, _, dilation, transposed, _, groups = conv.args
     plain = list(stride) == [1, 1] and list(dilation) == [1, 1] and not transposed and groups == n_groups
-    return plain and _shape(weight)[0] % (16 * n_groups) == 0
+    return plain and _shape(weight)[0] % (WIDE * n_groups) == 0
 
 
 def _shape(node: Any) -> tuple[int, ...]:
