@@ -6,7 +6,7 @@ each client there: so that it can be kept, row by row, or computed for more rows
 
 import operator
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, fx
@@ -50,10 +50,13 @@ Place = Literal["early", "late", "both"]
 
 class Parts(NamedTuple):
     """Early: values with a row for each client, from all inputs, of which it reads some. Late: the results, from
-    all inputs and these values."""
+    all inputs and these values. The first result may be left for after: in its place the late part then gives
+    `n_left` values, with a row for each client, and it comes from these and all inputs, of which it reads the early."""
 
     early: Callable[[list[Tensor]], list[Tensor]]
     late: Callable[[list[Tensor], list[Tensor]], list[Any]]
+    after: Callable[[list[Tensor], list[Tensor]], Tensor] | None = None
+    n_left: int = 1
 
 
 def whole(module: fx.GraphModule) -> Any:
@@ -61,10 +64,13 @@ def whole(module: fx.GraphModule) -> Any:
     return _part(module, list(module.graph.nodes), [], _output(module.graph).args[0])
 
 
-def parts(module: fx.GraphModule, is_early: list[bool], stays: list[bool], n: int) -> Parts | None:
+def parts(
+    module: fx.GraphModule, is_early: list[bool], stays: list[bool], n: int, leave_first: bool = False
+) -> Parts | None:
     """Cut a graph where early inputs, and those that stay, do not suffice; None if there is nothing to cut off.
 
-    The graph was traced for n clients, a prime; its first early input has a row for each client.
+    The graph was traced for n clients, a prime; its first early input has a row for each client. With
+    `leave_first` what only the first result needs is left for after, where that can be.
     """
     graph = module.graph
     place, border, views = _cut(graph, is_early, stays, n)
@@ -72,7 +78,9 @@ def parts(module: fx.GraphModule, is_early: list[bool], stays: list[bool], n: in
         return None
     first = _part(module, [node for node in graph.nodes if place[node] != "late"], [], list(border))
     rest = [node for node in graph.nodes if place[node] != "early" or node in views]
-    second = _part(module, rest, list(border), _output(graph).args[0])
+    first_result, *results = cast(list[Any], _output(graph).args[0])
+    left = _left(graph, place, first_result, results, n) if leave_first else None
+    second = _part(module, rest, list(border), [*([first_result] if left is None else left), *results])
     axes = [None if node.meta["val"].shape[0] == n else axis for node, axis in border.items()]  # None: rows as they are
     tells = is_early.index(True)
 
@@ -85,7 +93,42 @@ def parts(module: fx.GraphModule, is_early: list[bool], stays: list[bool], n: in
         given = zip(kept, axes, strict=True)
         return second(*values, *[x if a is None else x.movedim(0, a).flatten(a, a + 1) for x, a in given])
 
-    return Parts(early, late)
+    if left is None:
+        return Parts(early, late)
+    third = _part(module, list(graph.nodes), left, first_result)
+
+    def after(values: list[Tensor], found: list[Tensor]) -> Tensor:
+        return cast(Tensor, third(*values, *found))
+
+    return Parts(early, late, after, len(left))
+
+
+def _left(
+    graph: fx.Graph, place: dict[fx.Node, Place], first: fx.Node, others: list[Any], n: int
+) -> list[fx.Node] | None:
+    """The late values, with rows for clients, from which and early inputs the first result comes; they are computed
+    for others, too. None if there are none, or more is needed."""
+    for_others: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        if node in others or any(user in for_others for user in node.users):
+            for_others.add(node)
+    left: dict[fx.Node, None] = {}
+    to_do, seen = [first], set[fx.Node]()
+    while to_do:
+        node = to_do.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if place[node] == "late" and node in for_others:
+            value = node.meta.get("val")
+            if node.op == "placeholder" or not isinstance(value, Tensor) or value.shape[:1] != (n,):
+                return None
+            left[node] = None
+        elif node.op == "placeholder" and place[node] != "early":
+            return None
+        else:
+            to_do += node.all_input_nodes
+    return list(left) or None
 
 
 def _cut(

@@ -285,7 +285,7 @@ def _fit(
     if step.again is not None and len(batches.live) > batches.steps_an_epoch.max():
         memory = _Memory(step, step.again, batches.steps_an_epoch)
     elif step.ahead is not None:
-        ahead = _Ahead(step.ahead, shard, batches, counts)
+        ahead = _Ahead(step.ahead, shard, batches, counts, loss_sum if stop is None else None)
     full = [winograd.taps_first(x) if i in step.by_taps else x for i, x in enumerate(full)]
     place = np.arange(n)  # the clients now in the stack, as places in the plan
     gathered = False  # whether `now` is a copy of rows of `full` and not a view of its first rows
@@ -323,6 +323,8 @@ def _fit(
             tensors = [*now, *_batch(shard, batches, at, own_counts), *own]
             losses, slopes = step(tensors) if memory is None else memory.step(t, place, tensors)
         state.step(now, slopes, is_statistic, lr, job.paces)
+        if losses is None:
+            continue  # they are added up later, of many steps at once
         if gathered:
             loss_sum[torch.from_numpy(place)] += losses
         else:
@@ -339,6 +341,8 @@ def _fit(
                     stopped[client] = len(history[client]) > stop.window and float(np.std(last)) < stop.threshold
                     if stopped[client]:
                         steps[client] = t + 1
+    if ahead is not None:
+        ahead.add_losses()
     _count(job, given_dims, _share_of_batches(batches, steps), *first)
     narrow(np.zeros(0, np.int64))
     taken = torch.from_numpy(steps)
@@ -381,24 +385,45 @@ def _dims(job: _Job, given_dims: Sequence[int | None]) -> list[int | None]:
 
 
 class _Ahead:
-    """Steps of which what their batches give before they meet a weight has been computed, for many steps at once."""
+    """Steps of which what their batches give before they meet a weight has been computed, for many steps at once.
 
-    def __init__(self, parts: cut.Parts, shard: Shard, batches: Plan, counts: Tensor) -> None:
+    Losses, where they can be left for later, are added to `loss_sum`, of as many steps at a time; without it, none are.
+    """
+
+    def __init__(
+        self, parts: cut.Parts, shard: Shard, batches: Plan, counts: Tensor, loss_sum: Tensor | None = None
+    ) -> None:
         self.parts, self.shard, self.batches, self.counts = parts, shard, batches, counts
+        self.loss_sum = loss_sum
+        self.left: list[list[Tensor]] = []  # of each step, what its losses come from
         self.end = 0  # of the steps that are computed
         self.row_bytes = AHEAD_BYTES  # of a client's step: at first unknown, so that one step is computed
 
-    def step(self, t: int, at: Any, now: list[Tensor], own: list[Tensor]) -> trace.Losses:
+    def step(self, t: int, at: Any, now: list[Tensor], own: list[Tensor]) -> tuple[Tensor | None, list[trace.Slope]]:
         """Step t of the clients at these rows of the plan, with their weights and what they are given."""
         if t >= self.end:
+            self.add_losses()
             self._compute(t, len(now), len(own))
         if len(now[0]) == self.batches.live[t]:
             batch, kept = ([x[t - self.first] for x in each] for each in self.by_step)
         else:  # not all of those that were planned
             here = slice(at.start - self.base, at.stop - self.base) if isinstance(at, slice) else at - self.base
             batch, kept = ([x[here] for x in each] for each in self.whole)
-        losses, *slopes = self.parts.late([*now, *batch, *own], kept)
-        return losses, slopes
+        tensors = [*now, *batch, *own]
+        found, n = self.parts.late(tensors, kept), self.parts.n_left
+        if self.parts.after is None:
+            return found[0], found[1:]
+        if self.loss_sum is None:
+            return self.parts.after(tensors, found[:n]), found[n:]
+        self.left.append(found[:n])
+        return None, found[n:]
+
+    def add_losses(self) -> None:
+        """Those of all steps that were computed ahead, and taken."""
+        if self.left and self.parts.after is not None and self.loss_sum is not None:
+            rows = [torch.cat(each) for each in zip(*self.left, strict=True)]
+            self.loss_sum.index_add_(0, self.owner, self.parts.after(self.read, rows))
+        self.left = []
 
     def _compute(self, t: int, n_params: int, n_given: int) -> None:
         """Step t and as many after it as may be kept."""
@@ -407,10 +432,11 @@ class _Ahead:
         self.end = int(np.searchsorted(batches.start, self.base + AHEAD_BYTES // self.row_bytes, side="right")) - 1
         self.end = max(self.end, t + 1)
         rows = slice(self.base, int(batches.start[self.end]))
-        owner = np.concatenate([np.arange(n) for n in batches.live[t : self.end]])
-        batch = _batch(self.shard, batches, rows, self.counts[torch.from_numpy(owner)])
+        self.owner = torch.from_numpy(np.concatenate([np.arange(n) for n in batches.live[t : self.end]]))
+        batch = _batch(self.shard, batches, rows, self.counts[self.owner])
         nothing = torch.empty(0)  # in place of what is not read
-        kept = self.parts.early([*[nothing] * n_params, *batch, *[nothing] * n_given])
+        self.read = [*[nothing] * n_params, *batch, *[nothing] * n_given]
+        kept = self.parts.early(self.read)
         self.row_bytes = sum(x[0].numel() * x.element_size() for x in [*batch, *kept])
         live = batches.live[t : self.end].tolist()
         self.whole = batch, kept

@@ -71,9 +71,9 @@ Role = Literal["trained", "batch", "drawn", "given"]  # of a tensor of a step; "
 class Step(NamedTuple):
     """Losses of a stack of clients and slopes, from the tensors of a step in a row.
 
-    It may be cut in two. `ahead`: what a batch gives before it meets any weight, which can be computed
-    for many steps at once, each a row. `again`: what it gives before it meets what is trained, which is
-    the same when the batch comes again.
+    It may be cut in parts. `ahead`: what a batch gives before it meets any weight, which can be computed
+    for many steps at once, each a row, and so can losses, after the steps. `again`: what it gives before
+    it meets what is trained, which is the same when the batch comes again.
     """
 
     run: Callable[[list[Tensor]], Losses]
@@ -187,17 +187,19 @@ def _traced(
     if not all(_agree(plain.run, step, _few(tensors, dims, n)) for n in (1, 2, 3)):
         return None
 
-    def in_two(first: set[Role], stays: set[Role]) -> cut.Parts | None:
+    def in_two(first: set[Role], stays: set[Role], leave_losses: bool) -> cut.Parts | None:
         if not roles or 0 not in dims:
             return None
+        is_first, stay = [r in first for r in roles], [r in stays for r in roles]
         try:
-            found = cut.parts(module, [r in first for r in roles], [r in stays for r in roles], _prime(tensors))
+            found = cut.parts(module, is_first, stay, _prime(tensors), leave_losses)
         except Exception:  # what cannot be cut runs whole
             return None
         return found if found is not None and _agree_twice(step, found, _few(tensors, dims, 3), dims) else None
 
-    again_too = in_two({"batch"}, {"given"}) if again else None
-    return Step(step, True, in_two({"batch", "drawn"}, set()), again_too, layout.kernels_by_taps(module.graph))
+    ahead = in_two({"batch", "drawn"}, set(), True)
+    again_too = in_two({"batch"}, {"given"}, False) if again else None
+    return Step(step, True, ahead, again_too, layout.kernels_by_taps(module.graph))
 
 
 def _module(
@@ -250,8 +252,11 @@ def _agree_twice(
     def in_two(values: list[Tensor]) -> Losses:
         n = len(values[list(dims).index(0)])
         twice = [torch.cat([x, x]) if d == 0 else x for x, d in zip(values, dims, strict=True)]
-        losses, *slopes = parts.late(values, [x[n:] for x in parts.early(twice)])
-        return losses, slopes
+        found = parts.late(values, [x[n:] for x in parts.early(twice)])
+        if parts.after is None:
+            return found[0], found[1:]
+        left, slopes = found[: parts.n_left], found[parts.n_left :]
+        return parts.after(twice, [torch.cat([torch.zeros_like(x), x]) for x in left])[n:], slopes
 
     return _agree(step, in_two, values)
 

@@ -163,10 +163,38 @@ def test_what_is_computed_ahead_meets_no_weight_and_serves_any_clients():
     assert kept and all(len(x) == 11 for x in kept)
     for at in ([0, 1], [9, 4, 10]):
         tables = torch.randn(len(at), 50, 4)
-        found, slope = step.ahead.late([tables, many[at]], [x[at] for x in kept])
+        *left, slope = step.ahead.late([tables, many[at]], [x[at] for x in kept])
         expected, (whole,) = trace.untraced(mean_of_words, 1)([tables, many[at]])
-        assert torch.allclose(found, expected, rtol=1e-5)
+        assert torch.allclose(step.ahead.after([nothing, many[at]], left), expected, rtol=1e-5)
         assert torch.allclose(slope.dense(), whole, rtol=1e-5, atol=1e-6)
+
+
+def test_losses_of_many_steps_at_once_are_those_of_each():
+    tensors = words_of_texts(3)
+    step = trace.step_of(("test of words", mean_of_words), mean_of_words, 1, tensors, [0, 0], ["trained", "batch"])
+    texts = words_of_texts(5)[1]
+    tables = [torch.randn(3, 50, 4), torch.randn(2, 50, 4)]  # of two steps; one client was done after the first
+    kept = step.ahead.early([torch.empty(0), texts])
+    left, expected = [], []
+    for table, rows in zip(tables, (slice(3), slice(3, 5)), strict=True):
+        *some, _ = step.ahead.late([table, texts[rows]], [x[rows] for x in kept])
+        assert len(some) == step.ahead.n_left
+        left.append(some)
+        expected.append(trace.untraced(mean_of_words, 1)([table, texts[rows]])[0])
+    losses = step.ahead.after([torch.empty(0), texts], [torch.cat(each) for each in zip(*left, strict=True)])
+    assert torch.allclose(losses, torch.cat(expected), rtol=1e-5)
+
+
+def test_losses_that_read_weights_of_their_own_are_not_left_for_later():
+    def losses(table, words):
+        def one(table, words):
+            return torch.nn.functional.embedding(words, table).sum(1).square().sum() + table.square().sum()
+
+        return torch.vmap(one)(table, words)
+
+    tensors = words_of_texts(3)
+    step = trace.step_of(("test of a penalty", losses), losses, 1, tensors, [0, 0], ["trained", "batch"])
+    assert step.traced and (step.ahead is None or step.ahead.after is None)
 
 
 def test_places_in_tables_are_not_kept_from_one_stack_for_another():
