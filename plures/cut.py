@@ -19,6 +19,7 @@ VIEWS = (
     *(aten.transpose.int, aten.t.default, aten.permute.default, aten.view.default, aten._unsafe_view.default),
     *(aten.unsqueeze.default, aten.squeeze.dims, aten.expand.default, aten.select.int, torch.reshape),
 )
+SURE_VIEWS = (aten.transpose.int, aten.t.default, aten.permute.default, aten.unsqueeze.default, aten.select.int)
 FILLS = (aten.full.default, aten.zeros.default, aten.ones.default, aten.empty.memory_format)
 
 
@@ -49,12 +50,14 @@ Place = Literal["early", "late", "both"]
 
 
 class Parts(NamedTuple):
-    """Early: values with a row for each client, from all inputs, of which it reads some. Late: the results, from
-    all inputs and these values. The first result may be left for after: in its place the late part then gives
+    """Early: values with a row for each client, from all inputs, of which it reads some. Views: of inputs that are
+    not early, good as long as these stay where they are, whatever is written there. Late: the results, from all
+    inputs, these values and views. The first result may be left for after: in its place the late part then gives
     `n_left` values, with a row for each client, and it comes from these and all inputs, of which it reads the early."""
 
     early: Callable[[list[Tensor]], list[Tensor]]
-    late: Callable[[list[Tensor], list[Tensor]], list[Any]]
+    views: Callable[[list[Tensor]], list[Tensor]]
+    late: Callable[[list[Tensor], list[Tensor], list[Tensor]], list[Any]]
     after: Callable[[list[Tensor], list[Tensor]], Tensor] | None = None
     n_left: int = 1
 
@@ -73,14 +76,17 @@ def parts(
     `leave_first` what only the first result needs is left for after, where that can be.
     """
     graph = module.graph
-    place, border, views = _cut(graph, is_early, stays, n)
+    place, border, taken_late = _cut(graph, is_early, stays, n)
     if not border:
         return None
     first = _part(module, [node for node in graph.nodes if place[node] != "late"], [], list(border))
-    rest = [node for node in graph.nodes if place[node] != "early" or node in views]
+    rest = [node for node in graph.nodes if place[node] != "early" or node in taken_late]
     first_result, *results = cast(list[Any], _output(graph).args[0])
     left = _left(graph, place, first_result, results, n) if leave_first else None
-    second = _part(module, rest, list(border), [*([first_result] if left is None else left), *results])
+    looked_at = _views_of_late_inputs(rest, place)
+    look = _part(module, looked_at, [], looked_at)
+    wanted = [*([first_result] if left is None else left), *results]
+    second = _part(module, rest, [*border, *looked_at], wanted)
     axes = [None if node.meta["val"].shape[0] == n else axis for node, axis in border.items()]  # None: rows as they are
     tells = is_early.index(True)
 
@@ -89,18 +95,32 @@ def parts(
         found = zip(first(*values), axes, strict=True)
         return [x if axis is None else x.unflatten(axis, (n, -1)).movedim(axis, 0) for x, axis in found]
 
-    def late(values: list[Tensor], kept: list[Tensor]) -> list[Any]:
+    def views(values: list[Tensor]) -> list[Tensor]:
+        return cast(list[Tensor], look(*values))
+
+    def late(values: list[Tensor], kept: list[Tensor], views: list[Tensor]) -> list[Any]:
         given = zip(kept, axes, strict=True)
-        return second(*values, *[x if a is None else x.movedim(0, a).flatten(a, a + 1) for x, a in given])
+        return second(*values, *[x if a is None else x.movedim(0, a).flatten(a, a + 1) for x, a in given], *views)
 
     if left is None:
-        return Parts(early, late)
+        return Parts(early, views, late)
     third = _part(module, list(graph.nodes), left, first_result)
 
     def after(values: list[Tensor], found: list[Tensor]) -> Tensor:
         return cast(Tensor, third(*values, *found))
 
-    return Parts(early, late, after, len(left))
+    return Parts(early, views, late, after, len(left))
+
+
+def _views_of_late_inputs(nodes: list[fx.Node], place: dict[fx.Node, Place]) -> list[fx.Node]:
+    """Views of what is trained or given, and of nothing else, that are no copies however the input lies."""
+    found: list[fx.Node] = []
+    for node in nodes:
+        source = node.args[0] if node.args else None
+        if node.target in SURE_VIEWS and isinstance(source, fx.Node) and len(node.all_input_nodes) == 1:
+            if source in found or (source.op == "placeholder" and place[source] == "late"):
+                found.append(node)
+    return found
 
 
 def _left(

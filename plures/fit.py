@@ -396,6 +396,7 @@ class _Ahead:
         self.parts, self.shard, self.batches, self.counts = parts, shard, batches, counts
         self.loss_sum = loss_sum
         self.left: list[list[Tensor]] = []  # of each step, what its losses come from
+        self.seen: list[Tensor] | None = None  # the weights that the views are of
         self.end = 0  # of the steps that are computed
         self.row_bytes = AHEAD_BYTES  # of a client's step: at first unknown, so that one step is computed
 
@@ -410,7 +411,9 @@ class _Ahead:
             here = slice(at.start - self.base, at.stop - self.base) if isinstance(at, slice) else at - self.base
             batch, kept = ([x[here] for x in each] for each in self.whole)
         tensors = [*now, *batch, *own]
-        found, n = self.parts.late(tensors, kept), self.parts.n_left
+        if self.seen is not now:
+            self.seen, self.views = now, self.parts.views(tensors)
+        found, n = self.parts.late(tensors, kept, self.views), self.parts.n_left
         if self.parts.after is None:
             return found[0], found[1:]
         if self.loss_sum is None:
@@ -466,7 +469,8 @@ class _Memory:
                 kept[at] = x
         if not self.fits:
             return self.whole(tensors)
-        losses, *slopes = self.parts.late(tensors, [kept[at] for kept in self.kept or []])
+        now = [kept[at] for kept in self.kept or []]
+        losses, *slopes = self.parts.late(tensors, now, self.parts.views(tensors))
         return losses, slopes
 
 

@@ -252,7 +252,7 @@ def _agree_twice(
     def in_two(values: list[Tensor]) -> Losses:
         n = len(values[list(dims).index(0)])
         twice = [torch.cat([x, x]) if d == 0 else x for x, d in zip(values, dims, strict=True)]
-        found = parts.late(values, [x[n:] for x in parts.early(twice)])
+        found = parts.late(values, [x[n:] for x in parts.early(twice)], parts.views(values))
         if parts.after is None:
             return found[0], found[1:]
         left, slopes = found[: parts.n_left], found[parts.n_left :]
@@ -317,7 +317,7 @@ def _same(one: Callable[..., Sequence[Any]], other: Callable[..., Sequence[Any]]
 def _clean(graph: fx.Graph) -> None:
     """Drop what changes nothing: views to the same shape, detach, times one, a permutation that permutes nothing.
 
-    Ones that are like something only need its shape.
+    Ones that are like something only need its shape; a view of an input that adds an axis of one says so.
     """
 
     def shape(node: Any) -> Any:
@@ -347,6 +347,12 @@ def _clean(graph: fx.Graph) -> None:
                     total = graph.call_function(aten.sum.dim_IntList, (x, axes))
                 total.meta["val"] = node.meta["val"]
                 node.replace_all_uses_with(total)
+                continue
+        if node.target is aten.view.default and source.op == "placeholder":
+            before = shape(source)
+            axes = [i for i in range(1, len(before) + 1) if (*before[:i], 1, *before[i:]) == shape(node)]
+            if axes:
+                node.target, node.args = aten.unsqueeze.default, (source, axes[0])
                 continue
         idle = (
             node.target in (aten.detach.default, aten.alias.default)

@@ -92,7 +92,7 @@ def test_a_step_in_two_parts_is_the_whole_step_and_the_early_one_sees_nothing_th
     kept = step.again.early(tensors)
     assert [tuple(x.shape) for x in kept] == [(3, 6, 4)]
     moved = [tensors[0] + 1, *tensors[1:]]
-    found, slope = step.again.late(moved, kept)
+    found, slope = step.again.late(moved, kept, step.again.views(moved))
     expected, (whole,) = trace.untraced(losses, 1)(moved)
     assert torch.allclose(found, expected, rtol=1e-5)
     assert torch.allclose(trace.dense(slope), whole, rtol=1e-5, atol=1e-6)
@@ -163,7 +163,7 @@ def test_what_is_computed_ahead_meets_no_weight_and_serves_any_clients():
     assert kept and all(len(x) == 11 for x in kept)
     for at in ([0, 1], [9, 4, 10]):
         tables = torch.randn(len(at), 50, 4)
-        *left, slope = step.ahead.late([tables, many[at]], [x[at] for x in kept])
+        *left, slope = step.ahead.late([tables, many[at]], [x[at] for x in kept], step.ahead.views([tables, many[at]]))
         expected, (whole,) = trace.untraced(mean_of_words, 1)([tables, many[at]])
         assert torch.allclose(step.ahead.after([nothing, many[at]], left), expected, rtol=1e-5)
         assert torch.allclose(slope.dense(), whole, rtol=1e-5, atol=1e-6)
@@ -177,12 +177,32 @@ def test_losses_of_many_steps_at_once_are_those_of_each():
     kept = step.ahead.early([torch.empty(0), texts])
     left, expected = [], []
     for table, rows in zip(tables, (slice(3), slice(3, 5)), strict=True):
-        *some, _ = step.ahead.late([table, texts[rows]], [x[rows] for x in kept])
+        *some, _ = step.ahead.late(
+            [table, texts[rows]], [x[rows] for x in kept], step.ahead.views([table, texts[rows]])
+        )
         assert len(some) == step.ahead.n_left
         left.append(some)
         expected.append(trace.untraced(mean_of_words, 1)([table, texts[rows]])[0])
     losses = step.ahead.after([torch.empty(0), texts], [torch.cat(each) for each in zip(*left, strict=True)])
     assert torch.allclose(losses, torch.cat(expected), rtol=1e-5)
+
+
+def test_views_of_weights_see_what_is_written_to_them():
+    def losses(weight, bias, x):
+        return (torch.baddbmm(bias.unsqueeze(1), x.sin(), weight.transpose(1, 2))).square().sum((1, 2))
+
+    tensors = [torch.randn(3, 2, 5), torch.randn(3, 2), torch.randn(3, 6, 5)]
+    roles = ["trained", "trained", "batch"]
+    step = trace.step_of(("test of views", losses), losses, 2, tensors, [0, 0, 0], roles)
+    views, kept = step.ahead.views(tensors), step.ahead.early(tensors)
+    assert len(views) == 2
+    tensors[0] += 1
+    tensors[1] -= 1
+    with_old = step.ahead.late(tensors, kept, views)
+    expected, slopes = trace.untraced(losses, 2)(tensors)
+    assert torch.allclose(step.ahead.after(tensors, with_old[: step.ahead.n_left]), expected, rtol=1e-5)
+    for found, slope in zip(with_old[step.ahead.n_left :], slopes, strict=True):
+        assert torch.allclose(trace.dense(found), slope, rtol=1e-4, atol=1e-5)
 
 
 def test_losses_that_read_weights_of_their_own_are_not_left_for_later():
@@ -203,7 +223,7 @@ def test_places_in_tables_are_not_kept_from_one_stack_for_another():
     roles = ["trained", "batch"]
     step = trace.step_of(("test of words again", 0), mean_of_words, 1, tensors, [0, 0], roles, again=True)
     kept, rest = step.again.early(tensors), [x[2:] for x in tensors]
-    found, slope = step.again.late(rest, [x[2:] for x in kept])
+    found, slope = step.again.late(rest, [x[2:] for x in kept], step.again.views(rest))
     expected, (whole,) = trace.untraced(mean_of_words, 1)(rest)
     assert torch.allclose(found, expected, rtol=1e-5)
     assert torch.allclose(slope.dense(), whole, rtol=1e-5, atol=1e-6)
