@@ -425,7 +425,7 @@ class _Ahead:
         """Those of all steps that were computed ahead, and taken."""
         if self.left and self.parts.after is not None and self.loss_sum is not None:
             rows = [torch.cat(each) for each in zip(*self.left, strict=True)]
-            self.loss_sum.index_add_(0, self.owner, self.parts.after(self.read, rows))
+            self.loss_sum.index_add_(0, self.owner, self.parts.after(self.read, rows).to(self.loss_sum.dtype))
         self.left = []
 
     def _compute(self, t: int, n_params: int, n_given: int) -> None:
