@@ -174,7 +174,7 @@ class _Job(NamedTuple):
 def _loop(job: _Job, tensors: list[Tensor]) -> list[Tensor]:
     """One operation over one client; under vmap, over many.
 
-    As a `torch.autograd.Function` it would be the same, and take a millisecond more.
+    As a `torch.autograd.Function` it would be the same, and slower.
     """
     if functorch.peek_interpreter_stack() is None:
         dims: list[int | None] = [0 if i not in _tables(job) else None for i in range(len(tensors))]

@@ -98,7 +98,7 @@ def _take_fewer_products(graph: fx.Graph) -> None:
             continue  # the slope of a bias is taken elsewhere, as far as known
         if not winograd.pays(rows, n_in, n_out // groups, window, outputs):
             continue
-        if kernels.target in _SAME_NUMBERS[:2]:
+        if kernels.target in _SAME_NUMBERS[:2] and len(_shape(kernels.args[0])) == 5:
             kernels = kernels.args[0]  # [client, out, in, k, k]
         with graph.inserting_before(node):
             found = graph.call_function(winograd.convolve, (x, kernels, bias, padding, groups))

@@ -4,7 +4,7 @@ A tile of 4 x 4 outputs of a k x k window is part of a product of polynomials, a
 known from its values at k + 3 points in each direction. So a convolution is (k + 3)^2 products of matrices,
 [tile, in] times [in, out], with 4/25 of the multiplications for windows of 5 and 1/4 for windows of 3. Going to
 the points and back are products with constant matrices. In exact arithmetic all is the same; in single precision
-the rounding is some five times that of adding up one product after another.
+the rounding is several times that of adding up one product after another.
 """
 
 import functools

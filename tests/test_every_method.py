@@ -132,6 +132,11 @@ def test_clients_are_stacked_where_a_step_alone_costs_more_and_spread_where_it_d
     assert execute.Cost(1.0, 0.5, 9).of([3, 2]) == 3 * 0.5 + 5 * 1.0
 
 
+def test_groups_are_of_like_cost():
+    """Two stacks for two workers: had the first 63 of 100 equal clients, the other worker would wait for it."""
+    assert [len(group) for group in execute.groups([10] * 100, execute.Cost(1e-5, 7e-4, 400))] == [52, 48]
+
+
 @every_wearing
 def test_padding_changes_nothing(name):
     model = model_for(name)

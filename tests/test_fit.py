@@ -205,6 +205,17 @@ def test_objective_that_closes_over_a_tensor_is_refused_when_stacked():
         )
 
 
+def test_no_slope_is_taken_through_a_fit():
+    shard = points([4])
+    one = Shard(shard.x, shard.y, *[x[0] for x in shard[2:]])
+
+    def after_training(p):
+        return fit(lambda p, batch: p.square().sum(), p, one, Solver()).params.sum()
+
+    with pytest.raises(TypeError, match="no slope is taken through them"):
+        torch.func.grad(after_training)(torch.ones(3))
+
+
 def test_measure_sums_over_all_rows_in_batches():
     shards = points([5, 1, 8])
 

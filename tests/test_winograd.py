@@ -108,3 +108,13 @@ def test_kernels_that_something_else_reads_stay_as_they_lie():
     assert [step.by_taps for step in trace._known.values()] == [[]]
     alone = pictures(f"{__name__}:Wide", "one_by_one", 2, {"method": "fedprox"})
     assert all(torch.allclose(x, stacked[name], rtol=1e-4, atol=1e-6) for name, x in alone.items())
+
+
+def test_clients_with_large_convolutions_train_alone_and_are_tested_together(monkeypatch):
+    task = set_scene(
+        make_config({"method": "fedavg", "model": f"{__name__}:Wide", "clients": 2, "partition": "iid"})
+    ).task
+    together = execute.cost_of(task, 10, 3, 100).most
+    monkeypatch.setattr(execute, "WEIGHT_BYTES", tree.n_bytes(task.initial))
+    assert execute.cost_of(task, 10, 3, 100).most == 1
+    assert execute.cost_of(task, 10, 1, 100).most == together > 1
