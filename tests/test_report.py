@@ -367,3 +367,10 @@ def test_plotting_packages_are_not_imported_with_the_command_line():
     code = "import sys, plures.cli; print(sorted({'plotly', 'matplotlib', 'jinja2'} & set(sys.modules)))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert json.loads(out.replace("'", '"')) == []
+
+
+def test_methods_that_share_a_place_are_all_counted():
+    assert page.in_a_row(["ditto"]) == "ditto"
+    assert page.in_a_row(["ditto", "fedala"]) == "ditto and fedala"
+    assert page.in_a_row(["ditto", "fedala", "fedrod"]) == "ditto, fedala and fedrod"
+    assert page.in_a_row(["local", "ditto", "fedala", "fedrod", "afml"]) == "local, ditto and 3 others"

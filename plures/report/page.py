@@ -156,18 +156,23 @@ def in_short(groups: list[Group]) -> list[tuple[str, str, str]]:
     ):
         found = {group.label: value for group in groups if (value := over_seeds(group, of)) is not None}
         if found:
-            label = max(found, key=lambda one: found[one].mean)
-            out.append((f"{100 * found[label].mean:.1f} %", words, _with_equals(found, label)))
+            best = max(value.mean for value in found.values())
+            same = [label for label, value in found.items() if value.mean == best]
+            out.append((f"{100 * best:.1f} %", words, in_a_row(same)))
     harmed = {one.label: one.harmed / len(one.points) for one in numbers.against_local(groups)}
     if harmed:
-        label = min(harmed, key=lambda one: harmed[one])
-        same = [one for one in harmed if harmed[one] == harmed[label]]
-        out.append((f"{100 * harmed[label]:.0f} %", "of clients harmed, the fewest", " and ".join(same[:3])))
+        fewest = min(harmed.values())
+        same = [label for label, share in harmed.items() if share == fewest]
+        out.append((f"{100 * fewest:.0f} %", "of clients harmed, the fewest", in_a_row(same)))
     return out
 
 
-def _with_equals(found: dict[str, Stat], best: str) -> str:
-    return " and ".join([one for one in found if found[one].mean == found[best].mean][:3])
+def in_a_row(labels: list[str]) -> str:
+    """a, b and c; of more than three, the first two and how many others."""
+    if len(labels) > 3:
+        labels = [*labels[:2], f"{len(labels) - 2} others"]
+    *others, last = labels
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 # Tables
