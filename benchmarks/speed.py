@@ -51,7 +51,11 @@ CASES: dict[str, tuple[dict[str, Any], list[str], bool]] = {  # options, methods
         False,
     ),
 }
-LIBRARIES = {"flower": "run_flower.py", "fluke": "run_fluke.py", "pfl": "run_apple_pfl.py"}
+LIBRARIES = {  # the driver of each, and which of our methods it has
+    "flower": ("run_flower.py", ["fedavg"]),
+    "fluke": ("run_fluke.py", FOUR),
+    "pfl": ("run_apple_pfl.py", ["fedavg"]),
+}
 FIELDS = ["case", "method", "side", "repeats", "steps", "median_ms", "fastest_ms", "ours_is_faster_by"]
 
 
@@ -97,7 +101,7 @@ def measured(case: str, method: str, repeats: int, data_dir: str | None, envs: P
     for _ in range(repeats):
         for side, call in sides.items():
             seconds[side].append(call())
-    if envs is not None and method == "fedavg" and case in ("digits", "fashion-mnist"):
+    if envs is not None and case != "agnews":  # they have no bags of words
         seconds |= against_libraries(scene, tests, envs, repeats, our_round, seconds[OURS])
     ours.close()
     loop.kill()
@@ -175,11 +179,12 @@ def against_libraries(
         path = Path(folder) / "case.npz"
         write_case(scene, tests, path)
         for _ in range(2):
-            for name, script in LIBRARIES.items():
+            for name, (script, methods) in LIBRARIES.items():
                 python = envs / name / "bin" / "python"
-                if not python.exists():
+                if scene.config.method not in methods or not python.exists():
                     continue
                 command = [str(python), str(HERE / "libraries" / script), str(path), "--rounds", str(max(repeats, 5))]
+                command += ["--method", scene.config.method]
                 output = subprocess.run(command, cwd=folder, capture_output=True, text=True)
                 if output.returncode:
                     print(f"{name} failed: {output.stderr[-600:]}")

@@ -8,7 +8,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
@@ -139,10 +139,11 @@ class Clock:
         self.evaluated.append(evaluated)
 
 
-def arguments(description: str, workers: int) -> argparse.Namespace:
+def arguments(description: str, workers: int, methods: Sequence[str] = ("fedavg",)) -> argparse.Namespace:
     """The command line, which is the same for all libraries."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("case", type=os.path.abspath, help="the .npz file with rows and settings")
+    parser.add_argument("--method", choices=methods, default="fedavg")
     parser.add_argument("--rounds", type=int, default=5, help="rounds to time, after one that warms up")
     parser.add_argument("--workers", type=int, default=workers, help="processes that train, if the library has them")
     parser.add_argument("--threads", type=int, default=1, help="threads of torch in each process")
@@ -160,18 +161,21 @@ def report(
     clock: Clock,
     model: nn.Module,
     workers: int,
+    n_optimizers: int = 1,
 ) -> None:
     """Prints the JSON line, once the work of every round is what the case asks for."""
     expected = case.n_test if case.evaluate else 0
     steps, evaluated = ({b - a for a, b in pairwise(done)} for done in (clock.steps, clock.evaluated))
     assert len(clock.times) == given.rounds + 1, f"{len(clock.times)} rounds were played"
-    assert steps == {case.n_steps}, f"steps of the rounds: {steps}; expected {case.n_steps}"
+    made = n_optimizers * case.n_steps
+    assert steps == {made}, f"steps of the rounds: {steps}; expected {made}"
     assert evaluated == {expected}, f"rows evaluated in the rounds: {evaluated}; expected {expected}"
     line = {
         "library": library,
         "version": version,
         "seconds": [round(end - start, 6) for start, end in pairwise(clock.times)],
-        "steps": case.n_steps,
+        "method": given.method,
+        "steps": made,
         "evaluated": expected,
         "accuracy": round(count_right(model, all_test(case)) / case.n_test, 4),
         "torch": torch.__version__,
