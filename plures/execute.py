@@ -274,8 +274,8 @@ def _groups(n_steps: tuple[int, ...], cost: Cost) -> list[list[int]]:
     """Which places of a cohort are stacked together: clients of like length, so that few steps are thin.
 
     A stacked step costs a fixed overhead and the arithmetic of its clients. Of some ways to cut the
-    cohort, sorted by length, into groups, the one is taken that would end first with two workers
-    and with eight; how many there really are plays no part.
+    cohort, sorted by length, into groups, the one is taken that would end first with two workers,
+    which count twice, and with eight; how many there really are plays no part.
     """
     order = sorted(range(len(n_steps)), key=lambda i: (-n_steps[i], i))
 
@@ -300,7 +300,7 @@ def _groups(n_steps: tuple[int, ...], cost: Cost) -> list[list[int]]:
         return max(free)
 
     def ends(cuts: list[list[int]]) -> float:
-        return end(cuts, 2) + end(cuts, 8)
+        return 2 * end(cuts, 2) + end(cuts, 8)
 
     whole = seconds(order)
     limits = [whole / 1.15**k for k in range(21)]

@@ -12,6 +12,7 @@ task, never over a client's tensors: those are passed as `given`, so that they c
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -28,6 +29,8 @@ from .tree import Tree
 Objective = Callable[..., Tensor]
 
 MEMORY_BYTES = 256 << 20  # what may be kept of batches that come again
+NARROW = 16  # rows of a test batch where batches of many clients go together: the last one has little padding
+TOGETHER = 4  # full batches
 AHEAD_BYTES = 2 << 20  # of batches to come: few steps, that stay near at hand
 
 
@@ -225,8 +228,8 @@ def _stacked_loop(job: _Job, tensors: list[Tensor], dims: list[int | None], n: i
     shard = Shard(*[tensors[i] if i in (x_at, y_at) else stacked(i) for i in range(first_shard, first_shard + 8)])
     length = stacked(len(tensors) - 1).numpy()
     sizes, size, smallest = shard.size.numpy(), job.solver.batch, int(shard.smallest.max())
-    if job.run is _measure:  # no wider than the largest client needs; few widths, for each is traced
-        size, smallest = min(size, max(8, 1 << int(sizes.max(initial=1) - 1).bit_length())), 1
+    if job.run is _measure:
+        size, smallest = _test_width(job, dims[first_given:first_shard], int(sizes.max(initial=1))), 1
     n_steps = length * batches_an_epoch(sizes, size, smallest) if job.unit == "epochs" else length
     batches = plan(shard.rows.numpy(), sizes, shard.key.numpy(), n_steps, size, smallest, job.shuffle)
     order = torch.from_numpy(batches.sorted_clients)
@@ -576,6 +579,18 @@ class _SolverState:
             torch._foreach_clamp_max_(params, solver.box[1])
 
 
+def _test_width(job: _Job, given_dims: Sequence[int | None], largest: int) -> int:
+    """Rows of a batch: of few widths, for each is traced."""
+    if _is_shared(job, given_dims):
+        return min(job.solver.batch, NARROW)
+    return min(job.solver.batch, max(8, 1 << (largest - 1).bit_length()))  # no wider than the largest client needs
+
+
+def _is_shared(job: _Job, given_dims: Sequence[int | None]) -> bool:
+    """Whether all clients of a stack are measured with the same tensors: then any of their batches go together."""
+    return not job.alone and all(d is None for d in given_dims)
+
+
 def _measure(
     job: _Job,
     call: Callable[..., Tree],
@@ -599,17 +614,22 @@ def _measure(
     if not len(batches.live):
         raise ValueError("nothing to measure: no client of the stack has a row")
     with torch.no_grad():
-        for t, live in enumerate(batches.live):
-            at = slice(batches.start[t], batches.start[t] + live)
-            own = [x[:live] if d == 0 else x for x, d in zip(given, given_dims, strict=True)]
-            tensors = [*_batch(shard, batches, at, counts[:live]), *own]
+        owner = torch.from_numpy(np.concatenate([np.arange(live) for live in batches.live]))
+        starts = batches.start
+        if _is_shared(job, given_dims):
+            n_together = TOGETHER * job.solver.batch // batches.mask.shape[1]
+            starts = np.r_[0 : len(owner) : n_together, len(owner)]
+        for start, end in pairwise(starts.tolist()):
+            at = slice(start, end)
+            own = [x[: end - start] if d == 0 else x for x, d in zip(given, given_dims, strict=True)]
+            tensors = [*_batch(shard, batches, at, counts[owner[at]]), *own]
             if values is None and has_convolutions and not job.alone:
                 values = trace.values_of(_name(job, given_dims), eager, tensors, _dims(job, given_dims))
             parts, job.found.spec = eager(tensors) if values is None else (values.run(tensors), values.spec)
             if not totals:
                 totals = [torch.zeros(n, *x.shape[1:], dtype=x.dtype) for x in parts]
             for total, x in zip(totals, parts, strict=True):
-                total[:live] += x
+                total.index_add_(0, owner[at], x)
         one = _batch(shard, batches, slice(batches.start[0], batches.start[0] + 1), counts[:1])
         n_batches = _share_of_batches(batches, batches.n_steps)
         _count(job, given_dims, n_batches, [x[:1] for x in params], one, _first(given, given_dims))

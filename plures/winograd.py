@@ -23,11 +23,11 @@ ONE = POINTS.index(1.0)
 
 
 class Scheme(NamedTuple):
-    """Matrices for one window; n points in each direction."""
+    """Matrices for one window, each for down and for across; n points in each direction."""
 
-    picture: Tensor  # [n * n, n * n], from a tile of the input to the points
-    kernel: Tensor  # [n * n, k * k], from a window to the points
-    back: Tensor  # [4 * 4, n * n], from products at the points to a tile of the output
+    picture: Tensor  # [n, n], from a tile of the input to the points
+    kernel: Tensor  # [n, k], from a window to the points
+    back: Tensor  # [4, n], from products at the points to a tile of the output
 
 
 @functools.cache
@@ -43,7 +43,7 @@ def scheme(window: int, dtype: torch.dtype) -> Scheme:
     # Outputs are sums over a window: the transpose of a product of polynomials.
     picture, kernel, back = torch.linalg.inv(values(n)).T, values(window), values(TILE).T
     scale = picture.abs().amax(1, keepdim=True)  # so that no point weighs more than others, and rounding is even
-    return Scheme(*[torch.kron(x, x).to(dtype) for x in (picture / scale, kernel * scale, back)])
+    return Scheme(*[x.to(dtype) for x in (picture / scale, kernel * scale, back)])
 
 
 def pays(rows: int, n_in: int, n_out: int, window: Sequence[int], outputs: Sequence[int]) -> bool:
@@ -55,6 +55,7 @@ def pays(rows: int, n_in: int, n_out: int, window: Sequence[int], outputs: Seque
     if tiles < FEWEST:
         return False
     products = 3 * tiles * n * n_in * n_out
+    # Counted as if down and across were one: made one after the other they are fewer, but thin and slow.
     transforms = 2 * (tiles * n * (n * n_in + TILE**2 * n_out) + n * taps * n_in * n_out)
     return 2 * (products + transforms) < 3 * rows * math.prod(outputs) * taps * n_in * n_out
 
@@ -116,8 +117,12 @@ def slopes(
 
 
 def _apply(matrix: Tensor, x: Tensor) -> Tensor:
-    """A matrix times those of all clients."""
-    return torch.bmm(matrix.expand(len(x), -1, -1), x)
+    """A matrix times all clients' squares, [client, down * across, column], first down and then across."""
+    to, side = matrix.shape
+    n_clients, _, columns = x.shape
+    down = torch.bmm(matrix.expand(n_clients, to, side), x.view(n_clients, side, side * columns))
+    across = torch.bmm(matrix.expand(n_clients * to, to, side), down.view(n_clients * to, side, columns))
+    return across.view(n_clients, to * to, columns)
 
 
 def _padded(x: Tensor, padding: Sequence[int], tiles: Sequence[int], window: int) -> Tensor:

@@ -229,6 +229,26 @@ def test_measure_sums_over_all_rows_in_batches():
         torch.testing.assert_close(stacked["sum"][i], 2 * shards.x[ends[i] : ends[i + 1]].sum(0))
 
 
+def test_batches_of_many_clients_are_measured_at_once_if_they_share_all_that_is_read():
+    shards = points([40, 3, 17])._replace(counts=torch.tensor([[2.0], [3.0], [5.0]]))
+    calls = []
+
+    def weighed(p, batch):
+        calls.append(batch.mask.shape)
+        return (batch.x[:, 0] * batch.mask).sum() * p * batch.counts[0]
+
+    p, ends = torch.tensor(2.0), [0, 40, 43, 60]
+    expected = [2 * n * shards.x[a:b, 0].sum() for n, a, b in zip((2, 3, 5), ends, ends[1:], strict=False)]
+    for shared, n_calls in ((True, 2), (False, 3)):  # six batches of 16, four in a call; or those of a step
+        calls.clear()
+        if shared:
+            stacked = vectorised(lambda p, shard: measure(weighed, p, shard, 16), Same(p), shards)
+        else:
+            stacked = vectorised(lambda _, shard, p: measure(weighed, p, shard, 16), Same({}), shards, p.repeat(3))
+        torch.testing.assert_close(stacked, torch.stack(expected))
+        assert len(calls) == n_calls
+
+
 def test_take_is_a_random_subset_that_changes_with_the_round():
     shard = one(points([10]), 0)
     some = shard.take(0.8, "ala")
