@@ -58,6 +58,7 @@ class Parts(NamedTuple):
     early: Callable[[list[Tensor]], list[Tensor]]
     views: Callable[[list[Tensor]], list[Tensor]]
     late: Callable[[list[Tensor], list[Tensor], list[Tensor]], list[Any]]
+    kept_bytes: int  # of the early values, a client
     after: Callable[[list[Tensor], list[Tensor]], Tensor] | None = None
     n_left: int = 1
 
@@ -88,6 +89,7 @@ def parts(
     wanted = [*([first_result] if left is None else left), *results]
     second = _part(module, rest, [*border, *looked_at], wanted)
     axes = [None if node.meta["val"].shape[0] == n else axis for node, axis in border.items()]  # None: rows as they are
+    kept_bytes = sum(node.meta["val"].numel() * node.meta["val"].element_size() for node in border) // n
     tells = is_early.index(True)
 
     def early(values: list[Tensor]) -> list[Tensor]:
@@ -103,13 +105,13 @@ def parts(
         return second(*values, *[x if a is None else x.movedim(0, a).flatten(a, a + 1) for x, a in given], *views)
 
     if left is None:
-        return Parts(early, views, late)
+        return Parts(early, views, late, kept_bytes)
     third = _part(module, list(graph.nodes), left, first_result)
 
     def after(values: list[Tensor], found: list[Tensor]) -> Tensor:
         return cast(Tensor, third(*values, *found))
 
-    return Parts(early, views, late, after, len(left))
+    return Parts(early, views, late, kept_bytes, after, len(left))
 
 
 def _views_of_late_inputs(nodes: list[fx.Node], place: dict[fx.Node, Place]) -> list[fx.Node]:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from . import flops, seeds, tree
 from .errors import RunFailed, UsageError
-from .fit import measure
+from .fit import TEST_BATCH, measure
 from .method import Each, Method, Same
 from .shard import Shard, batches_an_epoch
 from .store import ClientStore, table
@@ -31,7 +31,6 @@ Style = Literal["vectorised", "one_by_one"]
 Rows = Literal["train", "test", "validation", "pool"]
 ClientFunction = Callable[..., Tree]
 
-TEST_BATCH = 64  # rows of a stacked test batch
 GROUP_BYTES = 1 << 30  # what the stacked tensors of a group may take
 CACHE_BYTES = 24 << 20  # and what the outputs of its layers may take, if it has more than a few clients
 WEIGHT_BYTES = 32 << 20  # and what its weights may take, if they are trained and some are of convolutions
@@ -148,9 +147,20 @@ def one_by_one(fn: ClientFunction, message: Same | Each, *stacked: Tree) -> Tree
 
 
 def vectorised(fn: ClientFunction, message: Same | Each, *stacked: Tree) -> Tree:
-    dims = tuple(Shard(None, None, *[0] * 6) if isinstance(part, Shard) else 0 for part in stacked)  # type: ignore[arg-type]
-    call = torch.vmap(fn, in_dims=(None if isinstance(message, Same) or not tree.leaves(message.tree) else 0, *dims))
-    return call(message.tree, *stacked)
+    leaves, spec = tree.flatten((message.tree, *stacked))
+    dims: list[int | None] = [None if isinstance(message, Same) else 0] * len(tree.leaves(message.tree))
+    for part in stacked:
+        dims += [None, None, *[0] * 6] if isinstance(part, Shard) else [0] * len(tree.leaves(part))
+    found: list[tree.Spec] = []
+
+    def flat(*leaves: Tensor) -> tuple[Tensor, ...]:
+        out, form = tree.flatten(fn(*tree.unflatten(leaves, spec)))
+        found.append(form)
+        return tuple(out)
+
+    # With tensors in a row vmap has less to look at than with trees.
+    out = torch.vmap(flat, in_dims=tuple(dims))(*leaves)
+    return tree.unflatten(out, found[0])
 
 
 def _row(part: Tree, i: int) -> Tree:
@@ -192,7 +202,7 @@ def score_function(method: Method, task: Task) -> ClientFunction:
         def on_batch(personal: Tree, batch: Batch) -> Tree:
             return hits_and_loss(method.predict(task, personal, batch.x), batch)
 
-        return measure(on_batch, personal, test, TEST_BATCH)
+        return measure(on_batch, personal, test)
 
     return score
 
@@ -206,7 +216,7 @@ def classes_function(method: Method, task: Task) -> ClientFunction:
         def on_batch(personal: Tree, batch: Batch) -> Tensor:
             return hits_of_classes(method.predict(task, personal, batch.x), batch, task.n_classes)
 
-        return measure(on_batch, personal, pool, TEST_BATCH)
+        return measure(on_batch, personal, pool)
 
     return score
 
@@ -225,7 +235,7 @@ def generic_function(task: Task) -> ClientFunction:
         def on_batch(params: Params, batch: Batch) -> Tree:
             return hits_and_loss(task.logits(params, batch.x), batch)
 
-        return measure(on_batch, received, test, TEST_BATCH)
+        return measure(on_batch, received, test)
 
     return score
 

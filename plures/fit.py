@@ -29,8 +29,8 @@ from .tree import Tree
 Objective = Callable[..., Tensor]
 
 MEMORY_BYTES = 256 << 20  # what may be kept of batches that come again
-NARROW = 16  # rows of a test batch where batches of many clients go together: the last one has little padding
-TOGETHER = 4  # full batches
+TEST_BATCH = 64  # rows of a batch of a test, of one of stacked clients
+NARROW, TOGETHER = 16, 16  # rows where batches of many clients go together, with little padding, and how many do
 AHEAD_BYTES = 2 << 20  # of batches to come: few steps, that stay near at hand
 
 
@@ -110,8 +110,13 @@ def fit(
     return Fitted(tree.unflatten(out[:-2], params_spec), out[-2], out[-1])
 
 
-def measure(fn: Callable[..., Tree], params: Tree, shard: Shard, batch: int, given: tuple[Tree, ...] = ()) -> Tree:
-    """The sum of `fn(params, batch, *given)` over the shard, in batches of `batch` rows, in order."""
+def measure(
+    fn: Callable[..., Tree], params: Tree, shard: Shard, batch: int | None = None, given: tuple[Tree, ...] = ()
+) -> Tree:
+    """The sum of `fn(params, batch, *given)` over the shard, in batches of `batch` rows, in order.
+
+    Without `batch` they are of any size: for a `fn` that is itself a sum over rows, of which none sees the others.
+    """
 
     def on_batch(_: tuple[()], batch: Batch, params: Tree, *given: Tree) -> Tree:
         return fn(params, batch, *given)
@@ -120,7 +125,9 @@ def measure(fn: Callable[..., Tree], params: Tree, shard: Shard, batch: int, giv
     _, nothing = tree.flatten(())
     leaves, spec = tree.flatten((params, *given))
     found = _Found()
-    job = _Job(_measure, on_batch, Solver(batch=batch), "epochs", None, nothing, spec, 0, len(leaves), found, False)
+    solver = Solver(batch=batch or TEST_BATCH)
+    job = _Job(_measure, on_batch, solver, "epochs", None, nothing, spec, 0, len(leaves), found, False)
+    job = job._replace(any_batches=batch is None)
     out = _loop(job, [*leaves, *shard, torch.tensor(1)])
     return tree.unflatten(out, found.spec)
 
@@ -172,6 +179,7 @@ class _Job(NamedTuple):
     paces: tuple[float, ...] = ()  # factors of the learning rate, one for each tensor
     alone: bool = False  # one client: no vmap
     traced: bool = True
+    any_batches: bool = False  # whether results are the same for all of them
 
 
 def _loop(job: _Job, tensors: list[Tensor]) -> list[Tensor]:
@@ -408,7 +416,9 @@ class _Ahead:
         self.left: list[list[Tensor]] = []  # of each step, what its losses come from
         self.seen: list[Tensor] | None = None  # the weights that the views are of
         self.end = 0  # of the steps that are computed
-        self.row_bytes = AHEAD_BYTES  # of a client's step: at first unknown, so that one step is computed
+        of_tables = sum(table[:1].numel() * table.element_size() for table in (shard.x, shard.y))
+        of_batch = batches.mask.shape[1] * (of_tables + batches.mask.element_size())
+        self.row_bytes = of_batch + parts.kept_bytes  # of a client's step
 
     def step(self, t: int, at: Any, now: list[Tensor], own: list[Tensor]) -> tuple[Tensor | None, list[trace.Slope]]:
         """Step t of the clients at these rows of the plan, with their weights and what they are given."""
@@ -450,7 +460,6 @@ class _Ahead:
         nothing = torch.empty(0)  # in place of what is not read
         self.read = [*[nothing] * n_params, *batch, *[nothing] * n_given]
         kept = self.parts.early(self.read)
-        self.row_bytes = sum(x[0].numel() * x.element_size() for x in [*batch, *kept])
         live = batches.live[t : self.end].tolist()
         self.whole = batch, kept
         self.by_step = [x.split(live) for x in batch], [x.split(live) for x in kept]
@@ -581,14 +590,14 @@ class _SolverState:
 
 def _test_width(job: _Job, given_dims: Sequence[int | None], largest: int) -> int:
     """Rows of a batch: of few widths, for each is traced."""
-    if _is_shared(job, given_dims):
-        return min(job.solver.batch, NARROW)
+    if _go_together(job, given_dims):
+        return NARROW
     return min(job.solver.batch, max(8, 1 << (largest - 1).bit_length()))  # no wider than the largest client needs
 
 
-def _is_shared(job: _Job, given_dims: Sequence[int | None]) -> bool:
-    """Whether all clients of a stack are measured with the same tensors: then any of their batches go together."""
-    return not job.alone and all(d is None for d in given_dims)
+def _go_together(job: _Job, given_dims: Sequence[int | None]) -> bool:
+    """Whether batches of several clients, and several of one, are a stack: all that is read is the same for all."""
+    return job.any_batches and not job.alone and all(d is None for d in given_dims)
 
 
 def _measure(
@@ -616,9 +625,8 @@ def _measure(
     with torch.no_grad():
         owner = torch.from_numpy(np.concatenate([np.arange(live) for live in batches.live]))
         starts = batches.start
-        if _is_shared(job, given_dims):
-            n_together = TOGETHER * job.solver.batch // batches.mask.shape[1]
-            starts = np.r_[0 : len(owner) : n_together, len(owner)]
+        if _go_together(job, given_dims):
+            starts = np.r_[0 : len(owner) : TOGETHER, len(owner)]
         for start, end in pairwise(starts.tolist()):
             at = slice(start, end)
             own = [x[: end - start] if d == 0 else x for x, d in zip(given, given_dims, strict=True)]

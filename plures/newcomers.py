@@ -50,7 +50,7 @@ def _score_function(method: Method, task: Task, epochs: int) -> ClientFunction:
         def on_batch(personal: Tree, batch: Batch) -> Tree:
             return execute.hits_and_loss(method.predict(task, personal, batch.x), batch)
 
-        return measure(on_batch, personal, test, execute.TEST_BATCH)
+        return measure(on_batch, personal, test)
 
     return score
 

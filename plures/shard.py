@@ -110,16 +110,17 @@ def plan(
     if shuffle:
         lot = seeds.mix(segment_key, place)
         segment = np.cumsum(np.r_[0, (np.diff(client) != 0) | (np.diff(epoch) != 0)]) if len(client) else client
-        chosen = np.lexsort((lot, segment))
-        source = place[chosen]
+        source = place[_sorted_within(segment, lot)]
     else:
         source = place
-    step = epoch * steps_an_epoch[client] + place // batch
-    used = (place // batch < steps_an_epoch[client]) & (step < n_steps[client])
+    batch_in_epoch, column = np.divmod(place, batch)
+    step = epoch * steps_an_epoch[client] + batch_in_epoch
+    used = (batch_in_epoch < steps_an_epoch[client]) & (step < n_steps[client])
     owner = np.concatenate([np.arange(n) for n in live]) if total else np.zeros(0, np.int64)
     table = np.repeat(rows[owner, :1], batch, axis=1)  # padding repeats a row of the client's own
-    where = start[step[used]] + client[used], place[used] % batch
-    table[where] = rows[client[used], source[used]]
+    client = client[used]
+    where = start[step[used]] + client, column[used]
+    table[where] = rows[client, source[used]]
     mask[where] = True
     number = np.repeat(np.arange(longest), live)
     return Plan(
@@ -132,3 +133,12 @@ def plan(
         torch.from_numpy(mask.astype(np.float32)),
         torch.from_numpy(seeds.mix(keys[owner], number + (1 << 32))),
     )
+
+
+def _sorted_within(segment: np.ndarray, lot: np.ndarray) -> np.ndarray:
+    """The order by segment and then by lot, of 63 bits; as `np.lexsort`, which is slow, would have it."""
+    bits = int(segment[-1]).bit_length() if len(segment) else 0
+    both = (segment << (63 - bits)) | (lot >> bits)
+    order = np.argsort(both, kind="stable")
+    found = both[order]
+    return np.lexsort((lot, segment)) if (found[1:] == found[:-1]).any() else order  # bits that were cut off decide

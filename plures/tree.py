@@ -7,17 +7,17 @@ them out. In a larger tree, all that stands under the name `recorded` is treated
 it moves by its slope and by nothing else.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree  # private in torch: this file alone knows
 
 Tree: TypeAlias = Any  # nested dicts and tuples of tensors
 Params: TypeAlias = dict[str, Tensor]
 Part: TypeAlias = Callable[[str], bool]
-Spec: TypeAlias = Any
+Spec: TypeAlias = Any  # of a dict or tuple, (type, keys, specs of what is in it), else LEAF
+LEAF = None
 
 
 def is_statistic(name: str) -> bool:
@@ -26,15 +26,48 @@ def is_statistic(name: str) -> bool:
 
 
 def flatten(tree: Tree) -> tuple[list[Tensor], Spec]:
-    return _pytree.tree_flatten(tree)
+    """The tensors, in order, and how they stand in the tree."""
+    found: list[Tensor] = []
+    return found, _flatten(tree, found)
+
+
+def _flatten(tree: Tree, found: list[Tensor]) -> Spec:
+    if isinstance(tree, dict):
+        return dict, tuple(tree), tuple([_flatten(x, found) for x in tree.values()])
+    if isinstance(tree, tuple | list):
+        return type(tree), range(len(tree)), tuple([_flatten(x, found) for x in tree])
+    found.append(tree)
+    return LEAF
 
 
 def unflatten(leaves: Iterable[Any], spec: Spec) -> Tree:
-    return _pytree.tree_unflatten(list(leaves), spec)
+    rest = iter(leaves)
+    try:
+        made = _unflatten(rest, spec)
+    except StopIteration:
+        raise ValueError("fewer tensors than the tree has places") from None
+    if next(rest, rest) is not rest:
+        raise ValueError("more tensors than the tree has places")
+    return made
+
+
+def _unflatten(rest: Iterator[Any], spec: Spec) -> Tree:
+    if spec is LEAF:
+        return next(rest)
+    kind, keys, specs = spec
+    parts = [next(rest) if s is LEAF else _unflatten(rest, s) for s in specs]
+    return dict(zip(keys, parts, strict=True)) if kind is dict else _like(kind, parts)
+
+
+def _like(kind: type, parts: list[Any]) -> Tree:
+    """A list, a tuple, or one with names."""
+    return kind(*parts) if hasattr(kind, "_fields") else kind(parts)
 
 
 def leaves(tree: Tree) -> list[Tensor]:
-    return _pytree.tree_leaves(tree)
+    found: list[Tensor] = []
+    _flatten(tree, found)
+    return found
 
 
 def leaves_like(template: Tree, other: Tree) -> list[Tensor]:
@@ -43,21 +76,43 @@ def leaves_like(template: Tree, other: Tree) -> list[Tensor]:
 
 
 def map(fn: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
-    """`fn` on every tensor, with the tensors in the same place of the other trees."""
-    return _pytree.tree_map(fn, tree, *others)
+    """`fn` on every tensor, with what is in the same place of the other trees."""
+    if isinstance(tree, dict):
+        for other in others:
+            if not isinstance(other, dict) or other.keys() != tree.keys():
+                raise ValueError(f"trees differ: {list(tree)} here, {_said(other)} there")
+        return {key: map(fn, x, *[other[key] for other in others]) for key, x in tree.items()}
+    if isinstance(tree, tuple | list):
+        for other in others:
+            if type(other) is not type(tree) or len(other) != len(tree):
+                raise ValueError(f"trees differ: {_said(tree)} here, {_said(other)} there")
+        return _like(type(tree), [map(fn, *parts) for parts in zip(tree, *others, strict=True)])
+    return fn(tree, *others)
+
+
+def _said(tree: Tree) -> str:
+    if isinstance(tree, dict):
+        return str(list(tree))
+    return f"{type(tree).__name__} of {len(tree)}" if isinstance(tree, tuple | list) else type(tree).__name__
 
 
 def names(tree: Tree) -> list[str]:
     """The path of every tensor, in the order of `leaves`: `model/conv1.weight`, `0/fc.bias`."""
-    paths, _ = _pytree.tree_flatten_with_path(tree)
-    return ["/".join(_step(key) for key in path) for path, _ in paths]
+    return ["/".join(path) for path in _paths(tree)]
 
 
-def _step(key: Any) -> str:
-    for attribute in ("key", "name", "idx"):
-        if hasattr(key, attribute):
-            return str(getattr(key, attribute))
-    raise TypeError(f"a tree holds dicts and tuples only, got {type(key).__name__}")
+def _paths(tree: Tree) -> Iterator[tuple[str, ...]]:
+    parts: Iterable[tuple[Any, Any]]
+    if isinstance(tree, dict):
+        parts = tree.items()
+    elif isinstance(tree, tuple | list):
+        parts = zip(getattr(tree, "_fields", range(len(tree))), tree, strict=True)
+    else:
+        yield ()
+        return
+    for key, part in parts:
+        for path in _paths(part):
+            yield str(key), *path
 
 
 def are_statistics(tree: Tree) -> list[bool]:
@@ -158,8 +213,8 @@ def repeat(tree: Tree, n: int) -> Tree:
 
 def mean(stacked: Tree, weights: Tensor) -> Tree:
     """The weighted mean over the first axis; weights need not sum to one."""
-    share = weights.to(torch.float64) / weights.sum()
-    return map(lambda x: torch.tensordot(share.to(x.dtype), x, 1), stacked)
+    share = (weights.to(torch.float64) / weights.sum())[None]
+    return map(lambda x: share.to(x.dtype).mm(x.reshape(len(x), x.shape[1:].numel())).view(x.shape[1:]), stacked)
 
 
 def n_bytes(tree: Tree) -> int:

@@ -10,7 +10,7 @@ from plures import seeds, trace, tree
 from plures.execute import one_by_one, vectorised
 from plures.fit import Plateau, Solver, fit, measure
 from plures.method import Same
-from plures.shard import Shard, batches_an_epoch, plan
+from plures.shard import Shard, _sorted_within, batches_an_epoch, plan
 
 # A world without a model: rows are points, an objective pulls `p` to the mean of a batch.
 
@@ -229,7 +229,10 @@ def test_measure_sums_over_all_rows_in_batches():
         torch.testing.assert_close(stacked["sum"][i], 2 * shards.x[ends[i] : ends[i + 1]].sum(0))
 
 
-def test_batches_of_many_clients_are_measured_at_once_if_they_share_all_that_is_read():
+def test_batches_of_many_clients_are_measured_at_once_if_they_share_all_that_is_read(monkeypatch):
+    fit_module = importlib.import_module("plures.fit")
+    monkeypatch.setattr(fit_module, "TOGETHER", 4)
+    monkeypatch.setattr(fit_module, "TEST_BATCH", 20)
     shards = points([40, 3, 17])._replace(counts=torch.tensor([[2.0], [3.0], [5.0]]))
     calls = []
 
@@ -239,14 +242,22 @@ def test_batches_of_many_clients_are_measured_at_once_if_they_share_all_that_is_
 
     p, ends = torch.tensor(2.0), [0, 40, 43, 60]
     expected = [2 * n * shards.x[a:b, 0].sum() for n, a, b in zip((2, 3, 5), ends, ends[1:], strict=False)]
-    for shared, n_calls in ((True, 2), (False, 3)):  # six batches of 16, four in a call; or those of a step
+    # Six batches of 16, four in a call; or those of a step, of 20, or of as many rows as were asked for.
+    for shared, batch, widths in ((True, None, [16, 16]), (False, None, [20, 20]), (True, 15, [15, 15, 15])):
         calls.clear()
         if shared:
-            stacked = vectorised(lambda p, shard: measure(weighed, p, shard, 16), Same(p), shards)
+            stacked = vectorised(lambda p, shard, b=batch: measure(weighed, p, shard, b), Same(p), shards)
         else:
-            stacked = vectorised(lambda _, shard, p: measure(weighed, p, shard, 16), Same({}), shards, p.repeat(3))
+            stacked = vectorised(lambda _, shard, p: measure(weighed, p, shard), Same({}), shards, p.repeat(3))
         torch.testing.assert_close(stacked, torch.stack(expected))
-        assert len(calls) == n_calls
+        assert calls == [(width,) for width in widths]
+
+
+@pytest.mark.parametrize(("n", "largest"), [(0, 2), (1, 2), (500, 2**63), (500, 64)])
+def test_lots_are_sorted_within_segments_also_where_they_are_nearly_equal(n, largest):
+    rng = np.random.default_rng(0)
+    segment, lot = np.sort(rng.integers(0, 40, n)), rng.integers(0, largest, n)
+    assert _sorted_within(segment, lot).tolist() == np.lexsort((lot, segment)).tolist()
 
 
 def test_take_is_a_random_subset_that_changes_with_the_round():
@@ -352,8 +363,8 @@ def test_steps_computed_ahead_give_the_same_however_many_they_are(monkeypatch, r
     torch.testing.assert_close(stacked.params, alone.params)
     torch.testing.assert_close(stacked.loss, alone.loss)
     assert stacked.steps.tolist() == alone.steps.tolist()
-    assert sum(chunks) == 15 and chunks[0] == 1
-    assert (max(chunks) == 1) if room == 1 else (max(chunks) == 14) if room == 1 << 20 else (1 < max(chunks) < 14)
+    assert sum(chunks) == 15
+    assert (max(chunks) == 1) if room == 1 else (chunks == [15]) if room == 1 << 20 else (1 < max(chunks) < 15)
 
 
 @pytest.mark.parametrize("threshold", [0.2, 0.5])
