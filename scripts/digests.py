@@ -101,6 +101,7 @@ def result_of(options: dict[str, Any]) -> dict[str, str]:
     merged = {key: value for key, value in (SHORT | options).items() if value is not None}
     result = plures.run(merged.pop("method"), **merged)
     summary = {key: numbers_in(result.summary.get(key)) for key in SUMMARY}
+    summary["bytes"] = [summary["bytes"][way] for way in ("down", "up")]  # the rest is by names of parts
     rounds = [{key: row[key] for key in (*ROUND, *SCORES)} for row in result.rounds]
     clients = [{key: row[key] for key in ("client", "n_train", "personal_accuracy")} for row in result.clients]
     numbers = json.dumps([summary, rounds, clients], sort_keys=True)
