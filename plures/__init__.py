@@ -5,66 +5,112 @@ result = plures.run("fedala", data="digits", rounds=20)
 result.summary["personal"]["mean"], result.models[3]
 """
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+import importlib
+from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from plures._version import __version__
 
-from .config import make_config
-from .fit import Fitted, Plateau, Solver, fit, measure
-from .method import BARE, Each, Federation, Method, Pull, Same, Worn, setting
-from .run import Result, Watcher, new_folder, set_scene
-from .run import resume as _resume
-from .run import start as _start
-from .shard import Shard
-from .task import Batch, Task, cross_entropy
+if TYPE_CHECKING:
+    from plures import tree
+    from plures.api import compare, resume, run
+    from plures.data.batches import Batch
+    from plures.data.dataset import Dataset
+    from plures.data.shard import Shard
+    from plures.learn.fit import Fitted, fit, measure
+    from plures.learn.solver import Plateau, Solver
+    from plures.learn.task import Task, cross_entropy
+    from plures.methods import ADDONS, METHODS
+    from plures.methods.addons.base import Addon
+    from plures.methods.base import (
+        NO_TERMS,
+        AddonTerms,
+        Averaged,
+        Federation,
+        Method,
+        Penalty,
+        fine_tune,
+        setting,
+        with_penalties,
+    )
+    from plures.methods.messages import Each, Same
+    from plures.runs.callbacks import Callback
+    from plures.runs.loop import Result
+
+# Where each public name lives. A name is imported when it is first asked for: the command line starts without torch.
+_HOME = {
+    "ADDONS": "plures.methods",
+    "Addon": "plures.methods.addons.base",
+    "AddonTerms": "plures.methods.base",
+    "Averaged": "plures.methods.base",
+    "Batch": "plures.data.batches",
+    "Callback": "plures.runs.callbacks",
+    "Dataset": "plures.data.dataset",
+    "Each": "plures.methods.messages",
+    "Federation": "plures.methods.base",
+    "Fitted": "plures.learn.fit",
+    "METHODS": "plures.methods",
+    "Method": "plures.methods.base",
+    "NO_TERMS": "plures.methods.base",
+    "Penalty": "plures.methods.base",
+    "Plateau": "plures.learn.solver",
+    "Result": "plures.runs.loop",
+    "Same": "plures.methods.messages",
+    "Shard": "plures.data.shard",
+    "Solver": "plures.learn.solver",
+    "Task": "plures.learn.task",
+    "compare": "plures.api",
+    "cross_entropy": "plures.learn.task",
+    "fine_tune": "plures.methods.base",
+    "fit": "plures.learn.fit",
+    "measure": "plures.learn.fit",
+    "resume": "plures.api",
+    "run": "plures.api",
+    "setting": "plures.methods.base",
+    "with_penalties": "plures.methods.base",
+}
 
 __all__ = [
-    "BARE",
+    "ADDONS",
+    "METHODS",
+    "NO_TERMS",
+    "Addon",
+    "AddonTerms",
+    "Averaged",
     "Batch",
+    "Callback",
+    "Dataset",
     "Each",
     "Federation",
     "Fitted",
     "Method",
+    "Penalty",
     "Plateau",
-    "Pull",
     "Result",
     "Same",
     "Shard",
     "Solver",
     "Task",
-    "Worn",
+    "__version__",
     "compare",
     "cross_entropy",
+    "fine_tune",
     "fit",
     "measure",
     "resume",
     "run",
     "setting",
+    "tree",
+    "with_penalties",
 ]
 
 
-def run(method: str, *, out: str | Path | None = None, **options: Any) -> Result:
-    """One run, with the options of the command line (`lr_decay` for `--lr-decay`).
-
-    With `out` it leaves a run folder; without, nothing is written and `result.models` has the
-    personal model of every client.
-    """
-    scene = set_scene(make_config({"method": method, **options}))
-    folder = new_folder(scene.config, Path(out)) if out is not None else None
-    return _start(scene, folder, lambda line: None, Watcher())
+def __getattr__(name: str) -> Any:
+    if name == "tree":
+        return importlib.import_module("plures.tree")
+    if name not in _HOME:
+        raise AttributeError(f"module 'plures' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)
 
 
-def compare(methods: list[str], *, seeds: Sequence[int] = (0,), **options: Any) -> dict[tuple[str, int], Result]:
-    """The same split, schedule and start for several methods, for each seed: (method, seed) -> result."""
-    from .comparison import Ask
-    from .comparison import compare as compare_
-
-    ask = Ask(methods, make_config(options), list(seeds))
-    return compare_(ask, None, lambda line: None, lambda method, seed, folder: Watcher())
-
-
-def resume(folder: str | Path) -> Result:
-    """Go on with a run that stopped."""
-    return _resume(Path(folder), lambda line: None, Watcher())
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

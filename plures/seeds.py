@@ -7,11 +7,13 @@ operators that numpy arrays and torch tensors share, so one text serves the orde
 """
 
 import hashlib
-from typing import Any
+import math
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
 _FIRST = -4658895280553007687  # 0xBF58476D1CE4E5B9
@@ -43,13 +45,15 @@ def mix(key: Any, counter: Any) -> Any:
     return (z ^ _down(z, 31)) & LARGEST
 
 
-def uniform(key: Tensor, shape: torch.Size | tuple[int, ...], stream: int = 0) -> Tensor:
+def uniform(key: "Tensor", shape: tuple[int, ...], stream: int = 0) -> "Tensor":
     """Numbers in [0, 1) for `key`; another `stream` gives other numbers. Works under vmap."""
+    import torch  # here, because partitions draw with numpy alone, and the command line starts without torch
+
     count = torch.arange(int(np.prod(shape)), dtype=torch.int64).reshape(shape)
     return (mix(mix(key, torch.tensor(stream)), count) >> 39).to(torch.float32) / 2**24
 
 
-def normal(key: Tensor, shape: torch.Size | tuple[int, ...], stream: int = 0) -> Tensor:
+def normal(key: "Tensor", shape: tuple[int, ...], stream: int = 0) -> "Tensor":
     """Standard normal numbers for `key` (Box-Muller). Works under vmap."""
-    radius = (-2 * torch.log1p(-uniform(key, shape, 2 * stream))).sqrt()
-    return radius * torch.cos(2 * torch.pi * uniform(key, shape, 2 * stream + 1))
+    radius = (-2 * (-uniform(key, shape, 2 * stream)).log1p()).sqrt()
+    return radius * (2 * math.pi * uniform(key, shape, 2 * stream + 1)).cos()

@@ -4,7 +4,7 @@ A *model* is a flat dict from names to tensors. Names that end in `running_mean`
 `running_var` are *statistics* of BatchNorm: they travel and are averaged like weights, but no
 gradient step, penalty or perturbation touches them, so `dot`, `sq_dist` and `trainable` leave
 them out. In a larger tree, all that stands under the name `recorded` is treated as statistics are:
-it moves by its slope and by nothing else.
+it moves by its gradient and by nothing else.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -113,6 +113,11 @@ def _paths(tree: Tree) -> Iterator[tuple[str, ...]]:
     for key, part in parts:
         for path in _paths(part):
             yield str(key), *path
+
+
+def by_path(prefix: str, tree: Tree) -> dict[str, Tensor]:
+    """The tensors of a tree by their paths, below a prefix."""
+    return {f"{prefix}/{path}": x.contiguous() for path, x in zip(names(tree), leaves(tree), strict=True)}
 
 
 def are_statistics(tree: Tree) -> list[bool]:

@@ -1,6 +1,5 @@
-"""The same methods over a real network, on Flower.
+"""Federation: the same methods over a real network, on Flower, with TLS and keys.
 
-`wire` says what travels, `rounds` is the server's half and `node` a client's half of a run; none of the
-three knows Flower. `flower` carries their messages, `home` makes certificates and keys, `commands` is
-what users type.
+`wire` says what travels, `server` and `client` are the two halves of a run, and only `flower` knows Flower. The
+commands that users type are in `cli`.
 """

@@ -4,11 +4,12 @@ import sys
 
 import numpy as np
 
-from .. import datasets, partition, seeds
+from plures import seeds
+from plures.data import partition, sources
 
 
 def write(paths: list[str]) -> None:
-    data = datasets.load("digits")
+    data = sources.load("digits")
     split = partition.make_split(data, "dirichlet:0.5", len(paths), 0, 0.25, 1.0)
     for path, train, test in zip(paths, split.train, split.test, strict=True):
         rows = seeds.generator("example", path).permutation(np.r_[train, test])

@@ -62,10 +62,10 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
-from ..errors import RunFailed, UsageError
-from ..run import Say
-from . import wire
-from .node import Node
+from plures.errors import RunFailed, UsageError
+from plures.federate import wire
+from plures.federate.client import Client
+from plures.runs.callbacks import Say
 
 logging.getLogger("flwr").setLevel(logging.ERROR)
 for _pull in (inflatable_utils.pull_objects, inflatable_utils.pull_and_inflate_object_from_tree):
@@ -293,13 +293,13 @@ def run_server_app(address: Address, secret: bytes, app: ServerApp) -> None:
 # A client's messages
 
 
-def client_app(node: Node) -> ClientApp:
+def client_app(client: Client) -> ClientApp:
     """The one ClientApp for all methods."""
     app = ClientApp()
 
     @app.query()
     def _query(message: Message, context: Context) -> Message:
-        return Message(to_records(node.answer(from_records(message.content))), reply_to=message)
+        return Message(to_records(client.answer(from_records(message.content))), reply_to=message)
 
     return app
 
@@ -395,10 +395,10 @@ def _heartbeat(client: RuntimeHttpClient) -> HeartbeatSender:
 
 @contextmanager
 def child(program: str, arguments: list[str], home: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A program of Flower's that ends when we do, however we end: `tether.py` waits for our end of a pipe."""
+    """A program of Flower's that ends when we do, however we end: `watchdog.py` waits for our end of a pipe."""
     home.mkdir(parents=True, exist_ok=True)
     environment = os.environ | {"FLWR_HOME": str(home.resolve())}
-    command = [sys.executable, str(Path(__file__).with_name("tether.py")), program, *arguments]
+    command = [sys.executable, str(Path(__file__).with_name("watchdog.py")), program, *arguments]
     with open(log, "ab") as output:
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=output, stderr=output, env=environment, start_new_session=True

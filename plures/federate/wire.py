@@ -1,28 +1,23 @@
-"""What travels: a message is one safetensors file whose header holds some checked fields. Reading it runs no code.
+"""The wire: a message is one safetensors file whose header holds some checked fields. Reading it runs no code.
 
-The shapes of all tensors that may travel in an experiment follow from its method, model and number of clients.
-Both sides work them out for themselves (`forms`), print them, and hold every message against them.
+The shapes of all tensors that may travel in an experiment follow from its method, model and number of clients. Both
+sides work them out for themselves (`simulate.shapes`), print them, and compare every message with them.
 """
 
 import hashlib
 import json
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, TypeVar
 
-import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors.torch import load, save
 from torch import Tensor
-from torch._subclasses import FakeTensorMode  # private in torch: tensors with shapes and no memory
 
-from .. import tree
-from ..checkpoint import named
-from ..execute import Job, Population, Work
-from ..memory import in_bytes
-from ..method import Each, Federation, Method, Same
-from ..task import Task
-from ..tree import Tree
+from plures import tree
+from plures.files import in_bytes
+from plures.simulate.shapes import Shapes
+from plures.tree import Tree
 
 HEADER_ROOM = 1 << 16  # bytes of a message besides its tensors, and
 TENSOR_ROOM = 512  # bytes for the name, the shape and the place of each
@@ -32,7 +27,7 @@ class Refused(Exception):
     """A message that is not what it should be. The text names no value that came from outside unless it is short."""
 
 
-def shown(text: str) -> str:
+def printable(text: str) -> str:
     """A word from outside, made fit for a terminal and a log."""
     return "".join(c if c.isprintable() else "?" for c in text[:60])
 
@@ -153,7 +148,7 @@ def pack(fields: _Fields, parts: dict[str, Tree]) -> bytes:
     same: dict[str, str] = {}
     seen: dict[str, str] = {}
     for part, content in parts.items():
-        for name, x in named(part, content).items():
+        for name, x in tree.by_path(part, content).items():
             key = f"{x.dtype} {tuple(x.shape)} {hashlib.blake2b(x.numpy().tobytes()).hexdigest()}"
             if key in seen:
                 same[name] = seen[key]
@@ -179,13 +174,13 @@ def unpack(data: bytes, most: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return fields, tensors
 
 
-def checked(kind: type[SomeFields], fields: dict[str, Any]) -> SomeFields:
+def check_fields(kind: type[SomeFields], fields: dict[str, Any]) -> SomeFields:
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "its fields"
-        raise Refused(f"its field {shown(where)} is wrong ({first['type']})") from None
+        raise Refused(f"its field {printable(where)} is wrong ({first['type']})") from None
 
 
 def room(*contents: Tree) -> int:
@@ -194,7 +189,7 @@ def room(*contents: Tree) -> int:
     return HEADER_ROOM + sum(x.numel() * x.element_size() + TENSOR_ROOM for x in each)
 
 
-def taken(part: str, tensors: dict[str, Tensor], form: Tree) -> Tree:
+def take(part: str, tensors: dict[str, Tensor], form: Tree) -> Tree:
     """The tensors of a part as a tree like the form. Others than the form has are refused, and what is not finite."""
     leaves = []
     for name, x in zip(tree.names(form), tree.leaves(form), strict=True):
@@ -209,21 +204,21 @@ def taken(part: str, tensors: dict[str, Tensor], form: Tree) -> Tree:
     return tree.unflatten(leaves, tree.flatten(form)[1])
 
 
-def filled(part: str, tensors: dict[str, Tensor], form: Tree, needed: Callable[[Tree], Tree]) -> Tree:
-    """As `taken`, with zeros for what the receiver does not need; nothing else may be missing."""
+def fill(part: str, tensors: dict[str, Tensor], form: Tree, needed: Callable[[Tree], Tree]) -> Tree:
+    """As `take`, with zeros for what the receiver does not need; nothing else may be missing."""
     names, present = tree.names(form), set(tensors)
     for name, x in zip(names, tree.leaves(form), strict=True):
         tensors.setdefault(f"{part}/{name}", torch.zeros(x.shape, dtype=x.dtype))
-    whole = taken(part, tensors, form)
+    whole = take(part, tensors, form)
     if {f"{part}/{name}" for name in tree.names(needed(whole))} != {f"{part}/{name}" for name in names} & present:
         raise Refused(f"tensors of {part} are missing")
     return whole
 
 
-def nothing_left(tensors: dict[str, Tensor]) -> None:
+def refuse_others(tensors: dict[str, Tensor]) -> None:
     """Refuse a message with a tensor that nobody asked for."""
     for name, x in tensors.items():
-        raise Refused(f"{shown(name)} ({_kind(x)}) is not on the list of what travels")
+        raise Refused(f"{printable(name)} ({_kind(x)}) is not on the list of what travels")
 
 
 def _kind(x: Tensor) -> str:
@@ -233,56 +228,11 @@ def _kind(x: Tensor) -> str:
 # What may travel
 
 
-class Forms(NamedTuple):
-    """Trees like those that travel, of tensors that have a shape and a type and no numbers."""
-
-    train: Tree  # down, to a client that trains
-    serve: Tree  # down, to a client that is scored
-    generic: Tree  # down: the one model for all; empty when there is none
-    newcomer: Tree  # down, to a client that has not taken part
-    upload: Tree  # up
-    kept: Tree  # by a client; never travels
-
-
-def forms(method: Method, task: Task, n_clients: int) -> Forms:
-    """The shapes of everything, from the method itself: no data and no memory is needed."""
-    with FakeTensorMode(allow_non_fake_inputs=True) as fake, torch.no_grad():
-        params: tree.Params = {name: fake.from_tensor(x) for name, x in task.initial.items()}
-        server = method.init_server(task, params, Federation(torch.arange(n_clients), torch.tensor(0)))
-        train, serve = (_one(call(task, server, torch.arange(1))) for call in (method.send, method.serve))
-        generic = method.generic(task, server) or {}
-        newcomer, kept = method.newcomer(task, server), method.init_client(task, params)
-    upload = _upload(method, task, train)
-    return Forms(*(tree.map(_meta, x) for x in (train, serve, generic, newcomer, upload, kept)))
-
-
-def _one(message: Same | Each) -> Tree:
-    return tree.row(message.tree, 0) if isinstance(message, Each) else message.tree
-
-
-def _meta(x: Tensor) -> Tensor:
-    return torch.empty(x.shape, dtype=x.dtype, device="meta")
-
-
-def _upload(method: Method, task: Task, received: Tree) -> Tree:
-    """What comes back, learned from training on one row of zeros."""
-    x = torch.zeros(1, *task.example.shape, dtype=task.example.dtype)
-    with torch.no_grad():
-        y = torch.zeros(task.logits(task.initial, x).shape[:-1], dtype=torch.int64)
-        client = method.init_client(task, task.initial)
-    population = Population(x, y, [np.zeros(1, np.int64)], [], task.n_classes, 0, task.smallest_batch)
-    zeros = tree.map(lambda x: torch.zeros(x.shape, dtype=x.dtype), received)
-    (_, uploads, _), _ = Work(method, task, population, client, "one_by_one").result(
-        Job("train", 0, False, 0, [0], [0]), Same(zeros), tree.map(lambda x: x[None], client)
-    )
-    return tree.row(uploads, 0)
-
-
-def manifest(found: Forms) -> list[dict[str, Any]]:
+def manifest(shapes: Shapes) -> list[dict[str, Any]]:
     """Every tensor that may travel: direction, name, shape, type and bytes."""
     out = []
     for part in ("train", "serve", "generic", "newcomer", "upload"):
-        form = getattr(found, part)
+        form = getattr(shapes, part)
         for name, x in zip(tree.names(form), tree.leaves(form), strict=True):
             direction = "up" if part == "upload" else "down"
             dtype = str(x.dtype).removeprefix("torch.")
@@ -292,14 +242,14 @@ def manifest(found: Forms) -> list[dict[str, Any]]:
     return out
 
 
-def manifest_lines(found: Forms) -> list[str]:
+def manifest_lines(shapes: Shapes) -> list[str]:
     """The same for a reader. Of what comes down, equal tensors travel once."""
-    rows = manifest(found)
+    rows = manifest(shapes)
     width = max((len(row["name"]) for row in rows), default=0)
     lines = [
         f"  {row['direction']:4}  {row['name']:{width}}  {'x'.join(map(str, row['shape'])) or 'one':>12}  "
         f"{row['dtype']:8} {in_bytes(row['bytes'])}"
         for row in rows
     ]
-    stays = ", ".join(tree.names(found.kept)) or "nothing"
+    stays = ", ".join(tree.names(shapes.kept)) or "nothing"
     return ["what travels (equal tensors once), and nothing else:", *lines, f"  stays with the client: {stays}"]

@@ -3,10 +3,10 @@
 Towards Generalizable Personalized Federated Learning with Adaptive Local Adaptation.
 
 The server keeps means and deviations of the encoder's weights and a head c. In a round it draws one encoder for
-all. A client adapts the head by one step on its support rows and returns the slopes, on its query rows, of
+all. A client adapts the head by one step on its support rows and returns the gradients, on its query rows, of
     loss(adapted head) + alpha * (loss(head as sent, noisy features) + KL(features || N(0, I))),
 with respect to the encoder, through the adaptation too, and of the first term with respect to c. The server
-turns encoder slopes into slopes of means and deviations, adds beta * KL(weights || N(0, I)), and steps.
+turns encoder gradients into gradients of means and deviations, adds beta * KL(weights || N(0, I)), and steps.
 The personal model is the mean encoder with a head that is fine-tuned for `pers` epochs.
 
 Differs from the paper, whose appendix with all numbers is missing: step sizes, alpha and beta are ours; biases and
@@ -22,19 +22,21 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from .. import descent, seeds, tree
-from ..descent import Speed
-from ..meta import meta_slopes
-from ..method import Method, Same, fitted_head, setting
-from ..task import cross_entropy, masked_mean
-from ..tree import Params
+from plures import seeds, tree
+from plures.learn import optimizers
+from plures.learn.optimizers import OptimizerState
+from plures.learn.task import cross_entropy, masked_mean
+from plures.methods.base import Method, fit_head, setting
+from plures.methods.ingredients.meta import meta_gradients
+from plures.methods.messages import Same
+from plures.tree import Params
 
 
 class AfmlServer(NamedTuple):
     model: Params  # means of the encoder's weights, and what is not random
     spread: Params  # the deviation of a random tensor is softplus of this
     latent: Params  # features -> log of their variances; empty with latent=unit
-    speed: Speed  # of all three
+    optimizer: OptimizerState  # of all three
     key: Tensor
     round: Tensor
 
@@ -79,8 +81,8 @@ class Afml(Method):
             n_features = like.shape[1]
             latent = {"weight": like.new_zeros(n_features, n_features), "bias": like.new_full((n_features,), -5.0)}
         moving = self.moving(params, spread, latent)
-        speed = descent.at_rest(moving, adam=self.server_kind == "adam")
-        return AfmlServer(params, spread, latent, speed, federation.key, torch.tensor(0))
+        optimizer = optimizers.init_optimizer(moving, adam=self.server_kind == "adam")
+        return AfmlServer(params, spread, latent, optimizer, federation.key, torch.tensor(0))
 
     def moving(self, model, spread, latent):
         """All that the server steps."""
@@ -104,27 +106,27 @@ class Afml(Method):
     def newcomer(self, task, server):
         return {"model": server.model, "latent": server.latent}
 
-    def server_slopes(self, server, slopes):
-        """From slopes at the drawn weights to slopes of means and deviations, with their divergence."""
+    def server_gradients(self, server, gradients):
+        """From gradients at the drawn weights to gradients of means and deviations, with their divergence."""
         noise = self.noise(server)
-        model, spread = dict(tree.trainable(slopes)), {}
+        model, spread = dict(tree.trainable(gradients)), {}
         for name, e in noise.items():
             deviation = softplus(server.spread[name])
-            model[name] = slopes[name] + self.beta * server.model[name]
-            by_deviation = slopes[name] * e + self.beta * (deviation - 1 / deviation)
+            model[name] = gradients[name] + self.beta * server.model[name]
+            by_deviation = gradients[name] * e + self.beta * (deviation - 1 / deviation)
             spread[name] = by_deviation * torch.sigmoid(server.spread[name])
         return model, spread
 
     def merge(self, task, server, ids, uploads, sizes):
         mean = tree.mean(uploads, torch.ones_like(sizes))
-        model, spread = self.server_slopes(server, mean["slopes"])
-        slopes = {"model": model, "spread": spread, "latent": mean["latent_slopes"]}
+        model, spread = self.server_gradients(server, mean["gradients"])
+        gradients = {"model": model, "spread": spread, "latent": mean["latent_gradients"]}
         now = self.moving(server.model, server.spread, server.latent)
-        step = descent.adam if self.server_kind == "adam" else descent.sgd
-        new, speed = step(now, slopes, server.speed, self.server_lr)
-        statistics = {name: x - mean["slopes"][name] for name, x in server.model.items() if tree.is_statistic(name)}
+        step = optimizers.adam if self.server_kind == "adam" else optimizers.sgd
+        new, optimizer = step(now, gradients, server.optimizer, self.server_lr)
+        statistics = {name: x - mean["gradients"][name] for name, x in server.model.items() if tree.is_statistic(name)}
         model = server.model | new["model"] | statistics
-        return AfmlServer(model, new["spread"], new["latent"], speed, server.key, server.round + 1)
+        return AfmlServer(model, new["spread"], new["latent"], optimizer, server.key, server.round + 1)
 
     def generic(self, task, server):
         return server.model
@@ -143,9 +145,9 @@ class Afml(Method):
         head, body = tree.keep(received["model"], task.is_head), tree.drop(received["model"], task.is_head)
         slow = {"body": body, "latent": received["latent"], "sent head": head}
         support, query = shard.split(self.support, "support")
-        found = meta_slopes(inner, outer, head, slow, support, query, self.inner_lr, self.first_order)
-        slopes = {name: (found.slow["body"] | found.fast)[name] for name in received["model"]}
-        return client, {"slopes": slopes, "latent_slopes": found.slow["latent"]}, {"loss": found.loss}
+        found = meta_gradients(inner, outer, head, slow, support, query, self.inner_lr, self.first_order)
+        gradients = {name: (found.slow["body"] | found.fast)[name] for name in received["model"]}
+        return client, {"gradients": gradients, "latent_gradients": found.slow["latent"]}, {"loss": found.loss}
 
     def trade_off(self, task, features, slow, batch):
         """The loss of the head as sent on noisy features, and the features' divergence from N(0, I)."""
@@ -164,11 +166,11 @@ class Afml(Method):
 
     def with_fine_tuned_head(self, task, model, shard, epochs):
         head, body = tree.keep(model, task.is_head), tree.drop(model, task.is_head)
-        return body | fitted_head(task, head, body, shard, self.solver, epochs).params
+        return body | fit_head(task, head, body, shard, self.solver, epochs).params
 
     def adapt(self, task, received, shard, epochs):
         return self.with_fine_tuned_head(task, received["model"], shard, epochs)
 
     @property
-    def scored(self):
+    def personal_model_name(self):
         return f"Pers.{self.pers}"

@@ -2,7 +2,7 @@
 
 Deng et al., Adaptive Personalized Federated Learning, 2020.
 
-For every batch: w <- w - lr * slope of F(w); v <- v - lr * alpha * slope of F at alpha v + (1 - alpha) w. Once a
+For every batch: w <- w - lr * gradient of F(w); v <- v - lr * alpha * gradient of F at alpha v + (1 - alpha) w. Once a
 round alpha takes a step down the same loss, within [0, 1]. w is uploaded; the mixture is the personal model.
 
 Differs from the paper: both models step from their values before the step. `adaptive=false` keeps alpha.
@@ -15,10 +15,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .. import tree
-from ..fit import fit
-from ..method import BARE, Averaged, pulled, setting
-from ..tree import Params
+from plures import tree
+from plures.learn.fit import fit
+from plures.methods.base import NO_TERMS, Averaged, setting, with_penalties
+from plures.tree import Params
 
 
 class APFLClient(NamedTuple):
@@ -43,21 +43,25 @@ class APFL(Averaged):
     def init_client(self, task, params):
         return APFLClient(params, params if self.pm == "local" else {}, torch.tensor(self.alpha))
 
-    def train(self, task, received, client, shard, worn=BARE):
+    def train(self, task, received, client, shard, terms=NO_TERMS):
         def share_loss(alpha, batch, own, shared):
             mixed = mixture(own, shared, alpha)
-            still = tree.detach(tree.keep(mixed, tree.is_statistic))  # the slope of a statistic is no slope of alpha
+            still = tree.detach(
+                tree.keep(mixed, tree.is_statistic)
+            )  # the gradient of a statistic is no gradient of alpha
             return task.loss(mixed | still, batch)
 
-        def objective(both, batch, alpha, pulls):
-            shared_loss = pulled(task.loss(both["shared"], batch), both["shared"], pulls)
+        def objective(both, batch, alpha, penalties):
+            shared_loss = with_penalties(task.loss(both["shared"], batch), both["shared"], penalties)
             return shared_loss + task.loss(mixture(both["own"], tree.detach(both["shared"]), alpha), batch)
 
-        start, alpha = worn.begin(received), client.alpha
+        start, alpha = terms.start_from(received), client.alpha
         if self.adaptive:
             once = dataclasses.replace(self.solver.plain(self.alpha_lr).for_steps(1), box=(0.0, 1.0))
             alpha = fit(share_loss, alpha, shard, once, given=(client.own, start)).params
-        fitted = fit(objective, {"shared": start, "own": client.own}, shard, self.solver, given=(alpha, worn.pulls))
+        fitted = fit(
+            objective, {"shared": start, "own": client.own}, shard, self.solver, given=(alpha, terms.penalties)
+        )
         shared, own = fitted.params["shared"], fitted.params["own"]
         return (
             APFLClient(own, shared if self.pm == "local" else {}, alpha),
@@ -69,5 +73,5 @@ class APFL(Averaged):
         return mixture(client.own, client.shared if self.pm == "local" else received, client.alpha)
 
     @property
-    def scored(self):
+    def personal_model_name(self):
         return f"mixture with the {'last trained' if self.pm == 'local' else 'received'} model"

@@ -10,6 +10,7 @@ Differs from the paper: with fewer than all others' cores sent, the own core sta
 asks next for those with the largest weights, and for a random one. Statistics of BatchNorm are the own ones.
 """
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -18,10 +19,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from .. import seeds, tree
-from ..fit import fit
-from ..method import Each, Method, fine_tuned, setting
-from ..tree import Params
+from plures import seeds, tree
+from plures.learn.fit import fit
+from plures.methods.base import Method, fine_tune, setting
+from plures.methods.messages import Each
+from plures.tree import Params
 
 
 class AppleServer(NamedTuple):
@@ -56,7 +58,7 @@ class Apple(Method):
     mu: float = setting(0.1, "pull of the weights towards the shares of rows", least=0)
     calm: float = setting(0.1, "share of the rounds in which that pull falls to zero", least=0, most=1)
     fall: str = setting("cos", "how it falls", choices=("cos", "exp"))
-    core_speed: float = setting(1.0, "factor of the core's learning rate, whose slope has its small weight", least=0)
+    core_speed: float = setting(1.0, "factor of the core's learning rate, whose gradient has its small weight", least=0)
     one_hot: bool = setting(False, "begin with all weight on the own core instead of the shares of rows")
 
     refuses = {"ala": "a client gets several cores, and no single model to blend its own with"}
@@ -122,9 +124,10 @@ class Apple(Method):
         start = one_hot(me, n).to(torch.float32) if self.one_hot else shares.to(torch.float32)
         weights = torch.where(client.rounds == 0, start, client.weights)
         given = (received["cores"], received["whose"], start, self.pull(shard.round))
-        pace = {"core": self.core_speed, "weights": self.weights_lr / self.solver.lr if self.solver.lr else 0.0}
+        weights_pace = self.weights_lr / self.solver.lr if self.solver.lr else 0.0
+        solver = dataclasses.replace(self.solver, pace=(("core", self.core_speed), ("weights", weights_pace)))
         trained = {"core": client.core, "weights": weights}
-        fitted = fit(objective, trained, shard, self.solver, given=given, pace=pace)
+        fitted = fit(objective, trained, shard, solver, given=given)
         core, weights = fitted.params["core"], fitted.params["weights"]
         own, theirs = self.parted(weights, received["whose"])
         model = summed(core, received["cores"], own, theirs)
@@ -135,8 +138,8 @@ class Apple(Method):
         return client.model
 
     def adapt(self, task, received, shard, epochs):
-        return fine_tuned(task, received, shard, self.solver, epochs)
+        return fine_tune(task, received, shard, self.solver, epochs)
 
     @property
-    def scored(self):
+    def personal_model_name(self):
         return "local"

@@ -11,10 +11,10 @@ models take the same number of steps.
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .. import tree
-from ..fit import fit
-from ..method import BARE, Averaged, Method, setting
-from ..tree import Params
+from plures import tree
+from plures.learn.fit import fit
+from plures.methods.base import NO_TERMS, Averaged, Method, setting
+from plures.tree import Params
 
 
 class DittoClient(NamedTuple):
@@ -40,8 +40,8 @@ class Ditto(Averaged):
 
         return fit(loss, own, shard, solver, given=(received,)).params
 
-    def train(self, task, received, client, shard, worn=BARE):
-        _, upload, metrics = Method.train(self, task, received, (), shard, worn)
+    def train(self, task, received, client, shard, terms=NO_TERMS):
+        _, upload, metrics = Method.train(self, task, received, (), shard, terms)
         return DittoClient(self.near(task, client.model, received, shard, self.solver)), upload, metrics
 
     def personalize(self, task, received, client, shard):
@@ -51,5 +51,5 @@ class Ditto(Averaged):
         return self.near(task, received, received, shard, self.solver.for_epochs(epochs))
 
     @property
-    def scored(self):
+    def personal_model_name(self):
         return "local"

@@ -11,9 +11,9 @@ client's first time is counted for each client, not by the round; the s percent 
 subset, where the authors' code takes a window; as there, every epoch meets them in one order.
 """
 
-from ..method import Method
-from ..parts.ala import Ala
-from .fedavg import FedAvg
+from plures.methods.addons.ala import Ala
+from plures.methods.base import Method
+from plures.methods.fedavg import FedAvg
 
 
 def fedala() -> Method:

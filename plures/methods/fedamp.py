@@ -15,9 +15,10 @@ from typing import NamedTuple
 
 import torch
 
-from .. import tree
-from ..method import BARE, Collected, Each, Method, Pull, setting
-from ..tree import Params
+from plures import tree
+from plures.methods.base import NO_TERMS, Collected, Method, Penalty, setting
+from plures.methods.messages import Each
+from plures.tree import Params
 
 
 class FedAMPServer(NamedTuple):
@@ -49,7 +50,7 @@ class FedAMP(Collected):
     pull: float = setting(0.1, "pull towards the received mixture while training", least=0)
     start: str = setting("mixture", "where training begins: the received mixture, or own", choices=("mixture", "own"))
 
-    refuses = {part: "its server keeps a model for each client and none for all" for part in ("scaffold", "feddyn")}
+    refuses = {addon: "its server keeps a model for each client and none for all" for addon in ("scaffold", "feddyn")}
 
     def init_server(self, task, params, federation):
         return FedAMPServer(tree.repeat(params, federation.n_clients))
@@ -77,16 +78,16 @@ class FedAMP(Collected):
     def init_client(self, task, params):
         return FedAMPClient(params)
 
-    def train(self, task, received, client, shard, worn=BARE):
-        worn = worn.pulled(Pull(slope={}, weight=torch.tensor(self.pull), anchor=received))
-        if self.start == "own" and worn.start is None:
-            worn = worn._replace(start=client.model)
-        _, model, metrics = Method.train(self, task, received, (), shard, worn)
+    def train(self, task, received, client, shard, terms=NO_TERMS):
+        terms = terms.plus(Penalty(linear={}, weight=torch.tensor(self.pull), anchor=received))
+        if self.start == "own" and terms.start is None:
+            terms = terms._replace(start=client.model)
+        _, model, metrics = Method.train(self, task, received, (), shard, terms)
         return FedAMPClient(model), model, metrics
 
     def personalize(self, task, received, client, shard):
         return client.model
 
     @property
-    def scored(self):
+    def personal_model_name(self):
         return "local"

@@ -9,8 +9,8 @@ its last round, as the Fed-RoD paper does; `pm=global` scores the mean on every 
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..method import BARE, Averaged, Method, setting
-from ..tree import Params
+from plures.methods.base import NO_TERMS, Averaged, Method, setting
+from plures.tree import Params
 
 
 class FedAvgClient(NamedTuple):
@@ -28,13 +28,13 @@ class FedAvg(Averaged):
     def init_client(self, task, params):
         return FedAvgClient(params if self.pm == "local" else {})
 
-    def train(self, task, received, client, shard, worn=BARE):
-        _, model, metrics = Method.train(self, task, received, client, shard, worn)
+    def train(self, task, received, client, shard, terms=NO_TERMS):
+        _, model, metrics = Method.train(self, task, received, client, shard, terms)
         return FedAvgClient(model if self.pm == "local" else {}), model, metrics
 
     def personalize(self, task, received, client, shard):
         return client.model if self.pm == "local" else received
 
     @property
-    def scored(self):
+    def personal_model_name(self):
         return self.pm

@@ -7,9 +7,9 @@ The layers are found by their type, not by their name. A model without BatchNorm
 Differs from the paper: the mean is weighted by rows (`weights=uniform` gives the paper's).
 """
 
-from ..method import Method
-from ..parts.keep import KeepLocal
-from .fedavg import FedAvg
+from plures.methods.addons.keep import KeepLocal
+from plures.methods.base import Method
+from plures.methods.fedavg import FedAvg
 
 
 def fedbn() -> Method:

@@ -2,17 +2,17 @@
 
 Acar et al., Federated Learning Based on Dynamic Regularization, 2021.
 
-Local loss: F_i(v) - <slope_i, v> + alpha/2 |v - w|^2, from v = w as received; then
-slope_i <- slope_i - alpha (v - w). The server keeps h <- h - alpha/N sum (w_i - w) and sends the plain
+Local loss: F_i(v) - <gradient_i, v> + alpha/2 |v - w|^2, from v = w as received; then
+gradient_i <- gradient_i - alpha (v - w). The server keeps h <- h - alpha/N sum (w_i - w) and sends the plain
 mean of models minus h / alpha.
 
 Differs from the paper: h / alpha is kept instead of h, so that alpha may be zero; statistics of BatchNorm
 are averaged and have no dynamic term. `gm=mean` scores the plain mean, as the authors' code does.
 """
 
-from ..method import Method
-from ..parts.feddyn import FedDyn
-from .fedavg import FedAvg
+from plures.methods.addons.feddyn import FedDyn
+from plures.methods.base import Method
+from plures.methods.fedavg import FedAvg
 
 
 def feddyn() -> Method:

@@ -17,11 +17,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .. import seeds, tree
-from ..fit import measure
-from ..method import Collected, Each, Method, fine_tuned, setting
-from ..task import row_losses
-from ..tree import Params
+from plures import seeds, tree
+from plures.learn.fit import measure
+from plures.learn.task import row_losses
+from plures.methods.base import Collected, Method, fine_tune, setting
+from plures.methods.messages import Each
+from plures.tree import Params
 
 BATCH = 64  # rows of a pass over what is set aside
 
@@ -120,12 +121,12 @@ class FedFomo(Collected):
         return self.weighed_mean(task, received, client, aside)[0]
 
     def adapt(self, task, received, shard, epochs):
-        return fine_tuned(task, received, shard, self.solver, epochs)
+        return fine_tune(task, received, shard, self.solver, epochs)
 
     @property
-    def scored(self):
+    def personal_model_name(self):
         return "local" if self.pm == "local" else "weighted mean"
 
-    def counted(self, task, message, upload):
+    def traffic(self, task, message, upload):
         """Models; the few numbers beside them are not counted."""
         return message["models"], upload["model"]

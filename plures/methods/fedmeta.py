@@ -1,12 +1,12 @@
-"""FedMeta: a shared start, learned by slopes through one step of adaptation of the whole model.
+"""FedMeta: a shared start, learned by gradients through one step of adaptation of the whole model.
 
 Chen et al., Federated Meta-Learning with Fast Convergence and Efficient Communication, 2018.
 
 A client splits its rows into support and query, takes one step of size inner_lr on the support rows and
-uploads the slope of the query loss there, as a function of where the step began. The server takes one
-step of size lr along the mean of these slopes. The personal model is fine-tuned from the mean.
+uploads the gradient of the query loss there, as a function of where the step began. The server takes one
+step of size lr along the mean of these gradients. The personal model is fine-tuned from the mean.
 
-Differs from the paper: slopes are over all support and all query rows of a client.
+Differs from the paper: gradients are over all support and all query rows of a client.
 """
 
 from dataclasses import dataclass
@@ -15,11 +15,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .. import tree
-from ..fit import step_down
-from ..meta import meta_slopes
-from ..method import Method, Same, fine_tuned, setting
-from ..tree import Params
+from plures import tree
+from plures.learn.fit import step_down
+from plures.methods.base import Method, fine_tune, setting
+from plures.methods.ingredients.meta import meta_gradients
+from plures.methods.messages import Same
+from plures.tree import Params
 
 
 class FedMetaServer(NamedTuple):
@@ -29,7 +30,7 @@ class FedMetaServer(NamedTuple):
 
 @dataclass(frozen=True)
 class FedMeta(Method):
-    """One outer slope a client and round; the server takes the step."""
+    """One outer gradient a client and round; the server takes the step."""
 
     inner_lr: float = setting(0.01, "size of the step of adaptation", least=0)
     support: float = setting(0.8, "share of rows that the adaptation sees; the others judge it", least=0, most=1)
@@ -43,9 +44,9 @@ class FedMeta(Method):
         return Same(server.model)
 
     def merge(self, task, server, ids, uploads, sizes):
-        slopes = tree.mean(uploads["slopes"], torch.ones_like(sizes))
-        stepped = step_down(server.model, slopes, self.solver.rate(server.round))
-        moved = {name: x - slopes[name] for name, x in server.model.items() if tree.is_statistic(name)}
+        gradients = tree.mean(uploads["gradients"], torch.ones_like(sizes))
+        stepped = step_down(server.model, gradients, self.solver.rate(server.round))
+        moved = {name: x - gradients[name] for name, x in server.model.items() if tree.is_statistic(name)}
         return FedMetaServer(stepped | moved, server.round + 1)
 
     def generic(self, task, server):
@@ -59,12 +60,12 @@ class FedMeta(Method):
             return task.loss(fast, batch)
 
         support, query = shard.split(self.support, "support")
-        found = meta_slopes(loss, loss, received, {}, support, query, self.inner_lr, self.first_order)
-        return client, {"slopes": found.fast}, {"loss": found.loss}
+        found = meta_gradients(loss, loss, received, {}, support, query, self.inner_lr, self.first_order)
+        return client, {"gradients": found.fast}, {"loss": found.loss}
 
     def personalize(self, task, received, client, shard):
-        return fine_tuned(task, received, shard, self.solver, self.pers)
+        return fine_tune(task, received, shard, self.solver, self.pers)
 
     @property
-    def scored(self):
+    def personal_model_name(self):
         return "global, fine-tuned"

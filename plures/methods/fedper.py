@@ -8,9 +8,9 @@ Differs from the paper: the head is the last linear layer. `pm=local` scores the
 model; by default it is the server's body under the client's head.
 """
 
-from ..method import Method
-from ..parts.keep import KeepLocal
-from .fedavg import FedAvg
+from plures.methods.addons.keep import KeepLocal
+from plures.methods.base import Method
+from plures.methods.fedavg import FedAvg
 
 
 def fedper() -> Method:

@@ -3,10 +3,10 @@
 The baseline of that name in the AFML paper: FedPer's split with a meta-learned head.
 
 A client splits its rows into support and query, adapts its head by one step on the support rows, and
-moves body and head down the slope of the query loss through that step. The body travels and is averaged;
+moves body and head down the gradient of the query loss through that step. The body travels and is averaged;
 the head stays, or travels too with `share_head=true`. The personal model fine-tunes the head.
 
-Differs from the paper, which says no more than the above: slopes are over all rows; one outer step of size
+Differs from the paper, which says no more than the above: gradients are over all rows; one outer step of size
 lr a round.
 """
 
@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 import torch
 
-from .. import tree
-from ..fit import step_down
-from ..meta import meta_slopes
-from ..method import Method, fitted_head, setting
-from ..tree import Params
+from plures import tree
+from plures.learn.fit import step_down
+from plures.methods.base import Method, fit_head, setting
+from plures.methods.ingredients.meta import meta_gradients
+from plures.tree import Params
 
 
 class FedPerMetaClient(NamedTuple):
@@ -58,7 +58,7 @@ class FedPerMeta(Method):
         model = self.local_model(task, received, client)
         head, body = tree.keep(model, task.is_head), tree.drop(model, task.is_head)
         support, query = shard.split(self.support, "support")
-        found = meta_slopes(loss, loss, head, body, support, query, self.inner_lr, self.first_order)
+        found = meta_gradients(loss, loss, head, body, support, query, self.inner_lr, self.first_order)
         lr = self.solver.rate(shard.round)
         steps = {name: x - s for (name, x), s in zip(body.items(), found.slow.values(), strict=True)}
         body = step_down(body, found.slow, lr) | tree.keep(steps, tree.is_statistic)
@@ -69,13 +69,13 @@ class FedPerMeta(Method):
     def personalize(self, task, received, client, shard):
         model = self.local_model(task, received, client)
         head, body = tree.keep(model, task.is_head), tree.drop(model, task.is_head)
-        return body | fitted_head(task, head, body, shard, self.solver, self.pers).params
+        return body | fit_head(task, head, body, shard, self.solver, self.pers).params
 
     def adapt(self, task, received, shard, epochs):
         model = task.initial | received
         head, body = tree.keep(model, task.is_head), tree.drop(model, task.is_head)
-        return body | fitted_head(task, head, body, shard, self.solver, epochs).params
+        return body | fit_head(task, head, body, shard, self.solver, epochs).params
 
     @property
-    def scored(self):
+    def personal_model_name(self):
         return "server body, fine-tuned head"

@@ -16,10 +16,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .. import tree
-from ..fit import fit
-from ..method import BARE, Averaged, pulled, setting
-from ..tree import Params
+from plures import tree
+from plures.learn.fit import fit
+from plures.methods.base import NO_TERMS, Averaged, setting, with_penalties
+from plures.tree import Params
 
 WIDTHS = (0.5, 1.0, 2.0)
 
@@ -50,15 +50,15 @@ class FedPHP(Averaged):
     def init_client(self, task, params):
         return FedPHPClient(params, torch.tensor(0))
 
-    def train(self, task, received, client, shard, worn=BARE):
-        def objective(params, batch, past, pulls):
+    def train(self, task, received, client, shard, terms=NO_TERMS):
+        def objective(params, batch, past, penalties):
             if self.lam == 0:
-                return pulled(task.loss(params, batch), params, pulls)
+                return with_penalties(task.loss(params, batch), params, penalties)
             unlike = mmd(task.features(params, batch.x), task.features(past, batch.x).detach(), batch.mask)
-            return pulled((1 - self.lam) * task.loss(params, batch) + self.lam * unlike, params, pulls)
+            return with_penalties((1 - self.lam) * task.loss(params, batch) + self.lam * unlike, params, penalties)
 
-        fitted = fit(objective, worn.begin(received), shard, self.solver, given=(client.model, worn.pulls))
-        mu = (self.mu_max * client.rounds / self.schedule.turns).clamp(max=self.mu_max)
+        fitted = fit(objective, terms.start_from(received), shard, self.solver, given=(client.model, terms.penalties))
+        mu = (self.mu_max * client.rounds / self.schedule.rounds_per_client).clamp(max=self.mu_max)
         model = tree.map(lambda v, p: torch.lerp(v, p, mu.to(v.dtype)), fitted.params, client.model)
         return FedPHPClient(model, client.rounds + 1), fitted.params, {"loss": fitted.loss, "steps": fitted.steps}
 
@@ -66,5 +66,5 @@ class FedPHP(Averaged):
         return client.model
 
     @property
-    def scored(self):
+    def personal_model_name(self):
         return "moving average"

@@ -8,9 +8,9 @@ Differs from the paper: local problems are solved by a fixed number of epochs or
 given inexactness.
 """
 
-from ..method import Method
-from ..parts.prox import Prox
-from .fedavg import FedAvg
+from plures.methods.addons.prox import Prox
+from plures.methods.base import Method
+from plures.methods.fedavg import FedAvg
 
 
 def fedprox() -> Method:

@@ -12,10 +12,10 @@ no last round in which all heads are trained again.
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .. import tree
-from ..fit import fit
-from ..method import BARE, Averaged, fitted_head, pulled, setting
-from ..tree import Params
+from plures import tree
+from plures.learn.fit import fit
+from plures.methods.base import NO_TERMS, Averaged, fit_head, setting, with_penalties
+from plures.tree import Params
 
 
 class FedRepClient(NamedTuple):
@@ -37,13 +37,13 @@ class FedRep(Averaged):
     def init_client(self, task, params):
         return FedRepClient(tree.keep(params, task.is_head))
 
-    def train(self, task, received, client, shard, worn=BARE):
-        def body_loss(body, batch, head, pulls):
-            return pulled(task.loss(body | head, batch), body, pulls)
+    def train(self, task, received, client, shard, terms=NO_TERMS):
+        def body_loss(body, batch, head, penalties):
+            return with_penalties(task.loss(body | head, batch), body, penalties)
 
-        start = worn.begin(received)
-        head = fitted_head(task, client.head, start, shard, self.solver, self.head_epochs)
-        body = fit(body_loss, start, shard, self.solver, given=(head.params, worn.pulls))
+        start = terms.start_from(received)
+        head = fit_head(task, client.head, start, shard, self.solver, self.head_epochs)
+        body = fit(body_loss, start, shard, self.solver, given=(head.params, terms.penalties))
         return FedRepClient(head.params), body.params, {"loss": body.loss, "steps": body.steps}
 
     def local_model(self, task, received, client):
@@ -54,8 +54,8 @@ class FedRep(Averaged):
 
     def adapt(self, task, received, shard, epochs):
         head = tree.keep(task.initial, task.is_head)
-        return received | fitted_head(task, head, received, shard, self.solver, epochs).params
+        return received | fit_head(task, head, received, shard, self.solver, epochs).params
 
     @property
-    def scored(self):
+    def personal_model_name(self):
         return "server body, own head"

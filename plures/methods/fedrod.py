@@ -21,13 +21,14 @@ from typing import NamedTuple
 
 import torch
 
-from .. import metabalance, tree
-from ..balance import LOSSES
-from ..dense import drawn
-from ..fit import fit, recorded
-from ..method import BARE, Averaged, pulled, setting
-from ..task import cross_entropy
-from ..tree import Params, Tree
+from plures import tree
+from plures.learn.fit import fit, recorded
+from plures.learn.task import cross_entropy
+from plures.methods.base import NO_TERMS, Averaged, setting, with_penalties
+from plures.methods.ingredients import meta_balance
+from plures.methods.ingredients.balance import LOSSES
+from plures.methods.ingredients.dense import drawn
+from plures.tree import Params, Tree
 
 HYPER = "hypernetwork/"  # names of what travels beside the model
 
@@ -95,11 +96,11 @@ class FedRoD(Averaged):
 
     def init_client(self, task, params):
         head = {"weight": torch.zeros_like(params[task.head + ".weight"])}
-        learned = metabalance.initial(self.gamma, head["weight"].dtype) if self.loss == "meta-bsm" else ()
+        learned = meta_balance.initial(self.gamma, head["weight"].dtype) if self.loss == "meta-bsm" else ()
         return FedRoDClient(head, params if self.pm_base == "local" else {}, learned)
 
-    def train(self, task, received, client, shard, worn=BARE):
-        def objective(trained, batch, pulls, lr):
+    def train(self, task, received, client, shard, terms=NO_TERMS):
+        def objective(trained, batch, penalties, lr):
             shared, personal_head = trained["shared"], trained["head"]
             features = task.training_features(shared, batch)
             generic = task.classify(shared, features)
@@ -107,16 +108,16 @@ class FedRoD(Averaged):
             personal = generic.detach() + features.detach() @ weight.mT
             if self.loss == "meta-bsm":
                 old = trained["recorded"]
-                new = metabalance.relearned(task, shared, batch, old, lr, self.meta_lr, self.learn_gamma)
-                balanced = metabalance.weighed_loss(generic, batch, new) + recorded(old, new)
+                new = meta_balance.relearned(task, shared, batch, old, lr, self.meta_lr, self.learn_gamma)
+                balanced = meta_balance.weighed_loss(generic, batch, new) + recorded(old, new)
             else:
                 balanced = LOSSES[self.loss](generic, batch, self.gamma)
-            return pulled(balanced, shared, pulls) + cross_entropy(personal, batch)
+            return with_penalties(balanced, shared, penalties) + cross_entropy(personal, batch)
 
-        start = worn.begin(received)
+        start = terms.start_from(received)
         head = client.head if self.head == "linear" else tree.keep(received, is_hyper)
         trained = {"shared": self.shared(task, start), "head": head, "recorded": client.learned}
-        fitted = fit(objective, trained, shard, self.solver, given=(worn.pulls, self.solver.rate(shard.round)))
+        fitted = fit(objective, trained, shard, self.solver, given=(terms.penalties, self.solver.rate(shard.round)))
         shared, head = fitted.params["shared"], fitted.params["head"]
         upload = shared if self.head == "linear" else shared | head
         own = head if self.head == "linear" else {"weight": generated(head, shard.counts)}
@@ -142,5 +143,5 @@ class FedRoD(Averaged):
         return own.personalize(task, model, client, shard)
 
     @property
-    def scored(self):
+    def personal_model_name(self):
         return self.pm_base

@@ -14,11 +14,11 @@ from typing import NamedTuple
 import torch
 from torch.nn.functional import one_hot
 
-from .. import tree
-from ..method import BARE, Method, setting
-from ..parts.keep import KeepLocal
-from ..tree import Params
-from .pfedla import PFedLA
+from plures import tree
+from plures.methods.addons.keep import KeepLocal
+from plures.methods.base import NO_TERMS, Method, setting
+from plures.methods.pfedla import PFedLA
+from plures.tree import Params
 
 KEPT = "layers kept"  # among what is received: [layer] 1 where the client goes on with its own
 
@@ -43,7 +43,7 @@ class HeurpFedLA(PFedLA):
         return (rank < self.k).to(torch.int64)
 
     def weights(self, mixers, ids):
-        """As in pFedLA, but all of a kept layer comes from the client itself, and no slope passes there."""
+        """As in pFedLA, but all of a kept layer comes from the client itself, and no gradient passes there."""
         learned = super().weights(mixers, ids)
         alone = one_hot(ids, learned.shape[-1]).to(learned.dtype).unsqueeze(1)
         return torch.where(self.kept(learned, ids).unsqueeze(2) > 0, alone, learned)
@@ -73,11 +73,11 @@ class HeurpFedLA(PFedLA):
 
         return {name: whole(name, x) for name, x in models.items()}
 
-    def train(self, task, received, client, shard, worn=BARE):
-        _, model, metrics = Method.train(self, task, received, (), shard, worn)
+    def train(self, task, received, client, shard, terms=NO_TERMS):
+        _, model, metrics = Method.train(self, task, received, (), shard, terms)
         return HeurpFedLAClient(model), model, metrics
 
-    def needed(self, task, message):
+    def trim(self, task, message):
         layers = task.layers_in(self.shared(task, message))
         kept = [layer for layer, stays in zip(layers, message[KEPT].tolist(), strict=True) if stays]
         return {name: x for name, x in message.items() if name == KEPT or task.layer_of(name) not in kept}

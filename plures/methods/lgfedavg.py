@@ -6,9 +6,9 @@ Differs from the paper: training starts from the common start and not from a mod
 before, and no model is chosen by its accuracy on test rows.
 """
 
-from ..method import Method
-from ..parts.keep import KeepLocal
-from .fedavg import FedAvg
+from plures.methods.addons.keep import KeepLocal
+from plures.methods.base import Method
+from plures.methods.fedavg import FedAvg
 
 
 def lgfedavg() -> Method:

@@ -7,9 +7,10 @@ same number of rounds that the others of a comparison get on average.
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..fit import fit
-from ..method import Method, Same, fine_tuned
-from ..tree import Params
+from plures.learn.fit import fit
+from plures.methods.base import Method, fine_tune
+from plures.methods.messages import Same
+from plures.tree import Params
 
 
 class LocalClient(NamedTuple):
@@ -20,7 +21,7 @@ class LocalClient(NamedTuple):
 class Local(Method):
     """Clients go on training their own model; the server does nothing."""
 
-    turns = "in turn"
+    sampling = "in turn"
 
     def init_server(self, task, params, federation):
         return {}
@@ -45,8 +46,8 @@ class Local(Method):
         return client.model
 
     def adapt(self, task, received, shard, epochs):
-        return fine_tuned(task, task.initial, shard, self.solver, epochs)
+        return fine_tune(task, task.initial, shard, self.solver, epochs)
 
     @property
-    def scored(self):
+    def personal_model_name(self):
         return "local"

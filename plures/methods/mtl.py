@@ -2,7 +2,7 @@
 
 Smith et al., Federated Multi-Task Learning, 2017, in the form that the Fed-RoD paper compares with.
 
-Local loss: F_i(w_i) + c * (|w_i|^2 + sum_j |w_j - mean|^2); the slope of the second sum is 2 (w_i - mean), so
+Local loss: F_i(w_i) + c * (|w_i|^2 + sum_j |w_j - mean|^2); the gradient of the second sum is 2 (w_i - mean), so
 only the mean has to travel. c is a power of ten below one over the number of weights.
 
 Differs from the paper: the matrix of relations is fixed, the projection that takes out the mean; public code
@@ -14,10 +14,11 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .. import tree
-from ..fit import fit, sloped
-from ..method import Collected, Same, setting
-from ..tree import Params
+from plures import tree
+from plures.learn.fit import fit, with_gradient
+from plures.methods.base import Collected, setting
+from plures.methods.messages import Same
+from plures.tree import Params
 
 
 class MtlServer(NamedTuple):
@@ -57,8 +58,10 @@ class Mtl(Collected):
         def objective(params, batch, mean, start):
             own = tree.trainable(params)
             # The mean moves with the client's own model, which is one n-th of it.
-            slope = {name: 2 * c * (2 * x - mean[name] - (x - start[name]) / n) for name, x in tree.detach(own).items()}
-            return task.loss(params, batch) + sloped(own, slope)
+            gradient = {
+                name: 2 * c * (2 * x - mean[name] - (x - start[name]) / n) for name, x in tree.detach(own).items()
+            }
+            return task.loss(params, batch) + with_gradient(own, gradient)
 
         fitted = fit(objective, client.model, shard, self.solver, given=(received, client.model))
         return MtlClient(fitted.params), fitted.params, {"loss": fitted.loss}
@@ -67,5 +70,5 @@ class Mtl(Collected):
         return client.model
 
     @property
-    def scored(self):
+    def personal_model_name(self):
         return "local"

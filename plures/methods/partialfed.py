@@ -16,10 +16,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .. import seeds, tree
-from ..fit import fit
-from ..method import BARE, Averaged, Method, setting
-from ..tree import Params
+from plures import seeds, tree
+from plures.learn.fit import fit
+from plures.methods.base import NO_TERMS, Averaged, Method, setting
+from plures.tree import Params
 
 STRATEGIES = ("adaptive", "global", "local", "head", "batch-norm")
 
@@ -75,11 +75,11 @@ class PartialFed(Averaged):
             noise = -torch.log(-torch.log(seeds.uniform(batch.key, logits.shape).clamp(1e-6, 1 - 1e-6)))
             soft = ((logits + noise) / self.temperature).softmax(-1)[:, 1]
             hard = (soft > 0.5).to(soft.dtype)
-            keeps = hard + soft - soft.detach()  # the value of the hard choice, the slope of the soft one
+            keeps = hard + soft - soft.detach()  # the value of the hard choice, the gradient of the soft one
             model = self.loaded(task, received, own, keeps)
             still = tree.detach(
                 tree.keep(model, tree.is_statistic)
-            )  # the slope of a statistic is no slope of the choice
+            )  # the gradient of a statistic is no gradient of the choice
             return task.loss(model | still, batch)
 
         ready = (client.rounds >= self.warm_up) & (rows.size > 0)
@@ -87,8 +87,8 @@ class PartialFed(Averaged):
         solver = self.solver.plain(self.logits_lr)
         return fit(objective, client.logits, rows, solver, (received, client.model), epochs).params
 
-    def train(self, task, received, client, shard, worn=BARE):
-        start = worn.begin(received)
+    def train(self, task, received, client, shard, terms=NO_TERMS):
+        start = terms.start_from(received)
         if self.strategy == "adaptive":
             for_model, for_choice = shard.lasting_split(self.model_rows, "choice of layers")
             alone = shard.size == 1  # a single row trains the model, and no choice
@@ -102,12 +102,12 @@ class PartialFed(Averaged):
         else:
             for_model = shard
         start = self.loaded(task, start, client.model, self.keeps(task, client))
-        _, model, metrics = Method.train(self, task, received, (), for_model, worn._replace(start=start))
+        _, model, metrics = Method.train(self, task, received, (), for_model, terms._replace(start=start))
         return PartialFedClient(model, client.logits, client.rounds + 1), model, metrics
 
     def personalize(self, task, received, client, shard):
         return self.loaded(task, received, client.model, self.keeps(task, client))
 
     @property
-    def scored(self):
+    def personal_model_name(self):
         return "chosen layers"

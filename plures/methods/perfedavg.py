@@ -3,9 +3,9 @@
 Fallah et al., Personalized Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning
 Approach, 2020.
 
-Every local step takes three parts D, D', D'' of a batch: v = w - alpha * slope(w; D), d = slope(v; D'), and
+Every local step takes three parts D, D', D'' of a batch: v = w - alpha * gradient(w; D), d = gradient(v; D'), and
 w <- w - lr * (d - alpha * H d), with H the curvature at w on D'': left out (`fo`), by a difference of
-slopes (`hf`), or exactly (`exact`). The personal model is made by steps of size alpha from the mean.
+gradients (`hf`), or exactly (`exact`). The personal model is made by steps of size alpha from the mean.
 
 Differs from the paper: the outer step size is lr. D, D' and D'' are thirds of a batch of three times the
 size (halves for `fo`); a batch with fewer rows than parts repeats a row. By default the personal model
@@ -17,10 +17,10 @@ from dataclasses import dataclass
 
 import torch
 
-from .. import tree
-from ..fit import fit, sloped, step_down
-from ..method import BARE, Averaged, pulled, setting, weights_setting
-from ..sharpness import statistics_only
+from plures import tree
+from plures.learn.fit import fit, step_down, with_gradient
+from plures.methods.base import NO_TERMS, Averaged, setting, weights_setting, with_penalties
+from plures.methods.ingredients.sharpness import statistics_only
 
 
 def adapted(task, params, shard, solver, lr, epochs):
@@ -30,28 +30,30 @@ def adapted(task, params, shard, solver, lr, epochs):
 
 @dataclass(frozen=True)
 class PerFedAvg(Averaged):
-    """Local steps along slopes through one step of adaptation."""
+    """Local steps along gradients through one step of adaptation."""
 
-    order: str = setting("hf", "the curvature: none, by a difference of slopes, exact", choices=("fo", "hf", "exact"))
+    order: str = setting(
+        "hf", "the curvature: none, by a difference of gradients, exact", choices=("fo", "hf", "exact")
+    )
     alpha: float = setting(0.01, "size of the step of adaptation", least=0)
     delta: float = setting(1e-3, "hf: length of the difference", least=1e-12)
     pm_epochs: int = setting(1, "epochs of adaptation of the personal model", least=0)
     weights: str = weights_setting("uniform")
 
-    def train(self, task, received, client, shard, worn=BARE):
+    def train(self, task, received, client, shard, terms=NO_TERMS):
         n_parts = 2 if self.order == "fo" else 3
 
-        def objective(params, batch, pulls):
+        def objective(params, batch, penalties):
             w = tree.detach(params)
             parts = [batch.part(k, n_parts) for k in range(n_parts)]
             first = torch.func.grad(task.loss)(w, parts[0])
             d, value = torch.func.grad_and_value(task.loss)(step_down(w, first, self.alpha), parts[1])
-            slopes = d if self.order == "fo" else step_down(d, self.bent(task, w, parts[2], d), self.alpha)
-            moving = sloped(tree.trainable(params), tree.trainable(slopes)) + statistics_only(params, first)
-            return value + moving + pulled(torch.zeros(()), params, pulls)
+            gradients = d if self.order == "fo" else step_down(d, self.bent(task, w, parts[2], d), self.alpha)
+            moving = with_gradient(tree.trainable(params), tree.trainable(gradients)) + statistics_only(params, first)
+            return value + moving + with_penalties(torch.zeros(()), params, penalties)
 
         solver = dataclasses.replace(self.solver, batch=n_parts * self.solver.batch)
-        fitted = fit(objective, worn.begin(received), shard, solver, given=(worn.pulls,))
+        fitted = fit(objective, terms.start_from(received), shard, solver, given=(terms.penalties,))
         return client, fitted.params, {"loss": fitted.loss, "steps": fitted.steps}
 
     def bent(self, task, w, batch, d):
@@ -70,5 +72,5 @@ class PerFedAvg(Averaged):
         return adapted(task, received, shard, self.solver, self.alpha, epochs)
 
     @property
-    def scored(self):
+    def personal_model_name(self):
         return "global, adapted"

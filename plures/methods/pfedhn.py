@@ -3,9 +3,9 @@
 Shamsian et al., Personalized Federated Learning using Hypernetworks, 2021.
 
 The server sends theta = H(v_i); the client trains it and returns the result; the server pulls the change back
-through H: the slope of (H, v_i) is J^T (theta - trained). H is an MLP with one linear output for each tensor.
+through H: the gradient of (H, v_i) is J^T (theta - trained). H is an MLP with one linear output for each tensor.
 
-Differs from the paper: with several clients in a round the slopes of H are averaged for one step; each embedding
+Differs from the paper: with several clients in a round the gradients of H are averaged for one step; each embedding
 moves with its own client only. Statistics of BatchNorm stay with the client. `private=head/statistics` keeps
 the head at home too (pFedHN-PC).
 """
@@ -15,20 +15,22 @@ from typing import NamedTuple
 
 import torch
 
-from .. import descent, seeds, tree
-from ..dense import drawn
-from ..descent import Speed
-from ..fit import fit
-from ..method import Each, Method, setting
-from ..parts.keep import KeepLocal
-from ..tree import Params
+from plures import seeds, tree
+from plures.learn import optimizers
+from plures.learn.fit import fit
+from plures.learn.optimizers import OptimizerState
+from plures.methods.addons.keep import KeepLocal
+from plures.methods.base import Method, setting
+from plures.methods.ingredients.dense import drawn
+from plures.methods.messages import Each
+from plures.tree import Params
 
 
 class PFedHNServer(NamedTuple):
     embeddings: torch.Tensor  # [client, size]
     net: Params
-    embedding_speed: torch.Tensor  # [client, size], momentum
-    net_speed: Speed
+    embedding_momentum: torch.Tensor  # [client, size]
+    net_optimizer: OptimizerState
 
 
 @dataclass(frozen=True)
@@ -41,10 +43,11 @@ class PFedHN(Method):
     hyper_lr: float = setting(1e-2, "learning rate of hypernetwork and embeddings", least=0)
     hyper_momentum: float = setting(0.9, "momentum of both", least=0, most=0.999)
     hyper_decay: float = setting(1e-3, "weight decay of both", least=0)
-    clip: float = setting(50.0, "longest slope of both", least=0)
+    clip: float = setting(50.0, "longest gradient of both", least=0)
 
     refuses = {
-        part: "its server makes each client's model anew and keeps no model for all" for part in ("scaffold", "feddyn")
+        addon: "its server makes each client's model anew and keeps no model for all"
+        for addon in ("scaffold", "feddyn")
     }
 
     def init_server(self, task, params, federation):
@@ -60,7 +63,7 @@ class PFedHN(Method):
             net[f"output.{name}.weight"] = drawn(key, (x.numel(), self.width), self.width, 1000 + 2 * k).to(x.dtype)
             net[f"output.{name}.bias"] = drawn(key, (x.numel(),), self.width, 1001 + 2 * k).to(x.dtype)
         embeddings = seeds.normal(key, (federation.n_clients, size), 999)
-        return PFedHNServer(embeddings, net, torch.zeros_like(embeddings), descent.at_rest(net))
+        return PFedHNServer(embeddings, net, torch.zeros_like(embeddings), optimizers.init_optimizer(net))
 
     def generated(self, task, net, embeddings):
         """The models of some embeddings [..., size]: every tensor with these axes in front."""
@@ -84,20 +87,20 @@ class PFedHN(Method):
             embeddings = server.embeddings[ids].detach().requires_grad_()
             sent = self.generated(task, net, embeddings)
             change = [x.detach() - uploads[name] for name, x in sent.items()]
-            slopes = torch.autograd.grad(list(sent.values()), [embeddings, *net.values()], change)
-        own, rest = slopes[0], dict(zip(net, [g / len(ids) for g in slopes[1:]], strict=True))
-        own = torch.stack([descent.clipped(x, self.clip) for x in own])
-        rest = descent.clipped(rest, self.clip)
-        before, speed = server.embeddings[ids], server.embedding_speed[ids]
-        speed = self.hyper_momentum * speed + own + self.hyper_decay * before
-        new_net, net_speed = descent.sgd(
-            server.net, rest, server.net_speed, self.hyper_lr, self.hyper_momentum, self.hyper_decay
+            gradients = torch.autograd.grad(list(sent.values()), [embeddings, *net.values()], change)
+        own, rest = gradients[0], dict(zip(net, [g / len(ids) for g in gradients[1:]], strict=True))
+        own = torch.stack([optimizers.clip(x, self.clip) for x in own])
+        rest = optimizers.clip(rest, self.clip)
+        before, momentum = server.embeddings[ids], server.embedding_momentum[ids]
+        momentum = self.hyper_momentum * momentum + own + self.hyper_decay * before
+        new_net, net_optimizer = optimizers.sgd(
+            server.net, rest, server.net_optimizer, self.hyper_lr, self.hyper_momentum, self.hyper_decay
         )
         return PFedHNServer(
-            server.embeddings.index_copy(0, ids, before - self.hyper_lr * speed),
+            server.embeddings.index_copy(0, ids, before - self.hyper_lr * momentum),
             new_net,
-            server.embedding_speed.index_copy(0, ids, speed),
-            net_speed,
+            server.embedding_momentum.index_copy(0, ids, momentum),
+            net_optimizer,
         )
 
     def generic(self, task, server):
@@ -119,7 +122,7 @@ class PFedHN(Method):
         return found["rest"] | self.generated(task, received["net"], found["embedding"])
 
     @property
-    def scored(self):
+    def personal_model_name(self):
         return "generated"
 
 

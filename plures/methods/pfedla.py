@@ -21,10 +21,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .. import seeds, tree
-from ..method import Collected, Each, Method, setting
-from ..parts.keep import KeepLocal
-from ..tree import Params
+from plures import seeds, tree
+from plures.methods.addons.keep import KeepLocal
+from plures.methods.base import Collected, Method, setting
+from plures.methods.messages import Each
+from plures.tree import Params
 
 DEPTH = 3  # fully connected layers between embedding and output
 
@@ -44,7 +45,7 @@ class PFedLA(Collected):
     self_bias: float = setting(0.0, "added at the start to the logit of a client's own model (softmax)")
     layer_mean: bool = setting(False, "divide each layer's movement by its number of weights")
 
-    refuses = {part: "its server keeps a model for each client and none for all" for part in ("scaffold", "feddyn")}
+    refuses = {addon: "its server keeps a model for each client and none for all" for addon in ("scaffold", "feddyn")}
 
     def init_server(self, task, params, federation):
         n, n_layers = federation.n_clients, len(task.layers_in(params))
@@ -97,8 +98,8 @@ class PFedLA(Collected):
             moved = {name: uploads[name] - sent[name].detach() for name in sent}
             if self.layer_mean:
                 moved = {name: x / self._layer_size(task, uploads, name) for name, x in moved.items()}
-            slopes = torch.autograd.grad(list(sent.values()), list(mixers.values()), [moved[name] for name in sent])
-        steps = dict(zip(mixers, slopes, strict=True))
+            gradients = torch.autograd.grad(list(sent.values()), list(mixers.values()), [moved[name] for name in sent])
+        steps = dict(zip(mixers, gradients, strict=True))
         mixers = tree.axpy(self.mixer_lr, steps, tree.detach(mixers))
         return PFedLAServer(tree.put(server.models, ids, uploads), tree.put(server.mixers, ids, mixers))
 
@@ -106,13 +107,13 @@ class PFedLA(Collected):
         layer = task.layer_of(name)
         return sum(x[0].numel() for other, x in stacked.items() if task.layer_of(other) == layer)
 
-    def picture(self, task, server):
+    def snapshot(self, task, server):
         """The weights of each layer: [receiver, client]."""
         each = self.weights(server.mixers, torch.arange(len(server.mixers["embedding"])))
         return {f"alpha/{layer}": each[:, k] for k, layer in enumerate(task.layers_in(server.models))}
 
     @property
-    def scored(self):
+    def personal_model_name(self):
         return "received mixture"
 
 

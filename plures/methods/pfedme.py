@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import torch
 
-from .. import tree
-from ..fit import descend, fit, recorded, sloped
-from ..method import BARE, Averaged, pulled, setting
-from ..tree import Params
+from plures import tree
+from plures.learn.fit import descend, fit, recorded, with_gradient
+from plures.methods.base import NO_TERMS, Averaged, setting, with_penalties
+from plures.tree import Params
 
 
 class PFedMeClient(NamedTuple):
@@ -41,8 +41,8 @@ class PFedMe(Averaged):
     def init_client(self, task, params):
         return PFedMeClient(params)
 
-    def train(self, task, received, client, shard, worn=BARE):
-        def objective(both, batch, pulls):
+    def train(self, task, received, client, shard, terms=NO_TERMS):
+        def objective(both, batch, penalties):
             shared, last = both["shared"], both["recorded"]
             w = tree.detach(shared)
 
@@ -50,17 +50,22 @@ class PFedMe(Averaged):
                 return task.loss(theta, batch) + self.lam / 2 * tree.sq_dist(theta, w)
 
             theta = descend(loss, tree.detach(last) if self.warm else w, self.inner_lr, self.inner_steps)
-            slopes, value = torch.func.grad_and_value(task.loss)(theta, batch)
-            theta = {name: x - slopes[name] if tree.is_statistic(name) else x for name, x in theta.items()}
-            slope = {
+            gradients, value = torch.func.grad_and_value(task.loss)(theta, batch)
+            theta = {name: x - gradients[name] if tree.is_statistic(name) else x for name, x in theta.items()}
+            gradient = {
                 name: x - theta[name] if tree.is_statistic(name) else self.lam * (x - theta[name])
                 for name, x in w.items()
             }
-            return value + sloped(shared, slope) + recorded(last, theta) + pulled(torch.zeros(()), shared, pulls)
+            return (
+                value
+                + with_gradient(shared, gradient)
+                + recorded(last, theta)
+                + with_penalties(torch.zeros(()), shared, penalties)
+            )
 
-        start = worn.begin(received)
+        start = terms.start_from(received)
         both = {"shared": start, "recorded": client.model}
-        fitted = fit(objective, both, shard, self.solver, given=(worn.pulls,))
+        fitted = fit(objective, both, shard, self.solver, given=(terms.penalties,))
         metrics = {"loss": fitted.loss, "steps": fitted.steps}
         return PFedMeClient(fitted.params["recorded"]), fitted.params["shared"], metrics
 
@@ -68,5 +73,5 @@ class PFedMe(Averaged):
         return client.model
 
     @property
-    def scored(self):
+    def personal_model_name(self):
         return "local"

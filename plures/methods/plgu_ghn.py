@@ -16,13 +16,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .. import layerscores
-from ..fit import fit
-from ..method import BARE, Method, pulled
-from ..parts.keep import KeepLocal
-from ..tree import Params
-from .layerwise import LayerwiseSteps
-from .pfedhn import PFedHN
+from plures.learn.fit import fit
+from plures.methods.addons.keep import KeepLocal
+from plures.methods.base import NO_TERMS, Method, with_penalties
+from plures.methods.ingredients import layer_scores
+from plures.methods.ingredients.layerwise import LayerwiseSteps
+from plures.methods.pfedhn import PFedHN
+from plures.tree import Params
 
 
 class PlguGhnClient(NamedTuple):
@@ -37,13 +37,13 @@ class PlguGhn(LayerwiseSteps, PFedHN):
     def init_client(self, task, params):
         return PlguGhnClient(params, torch.tensor(0))
 
-    def train(self, task, received, client, shard, worn=BARE):
-        def objective(params, batch, scores, lr, pulls):
-            return pulled(self.sharp_loss(lambda p: task.loss(p, batch), params, lr, scores), params, pulls)
+    def train(self, task, received, client, shard, terms=NO_TERMS):
+        def objective(params, batch, scores, lr, penalties):
+            return with_penalties(self.sharp_loss(lambda p: task.loss(p, batch), params, lr, scores), params, penalties)
 
-        start = worn.begin(received)
+        start = terms.start_from(received)
         each, layer_of = self.layer_scores(task, client.model, start, client.rounds)
-        given = (layerscores.by_tensor(each, layer_of), self.solver.rate(shard.round), worn.pulls)
+        given = (layer_scores.by_tensor(each, layer_of), self.solver.rate(shard.round), terms.penalties)
         fitted = fit(objective, start, shard, self.solver, given=given)
         return PlguGhnClient(fitted.params, client.rounds + 1), fitted.params, {"loss": fitted.loss}
 

@@ -4,7 +4,7 @@ Qu et al., How to Prevent the Poor Performance Clients for Personalized Federate
 
 The head is fitted on the received body first. Layers of the body are scored by how far the client's last body
 is from the received one; then every step on the body, under the fixed head, is a plain one followed by one
-along the slope at body + eps, eps = rho * score * g / |g| (equations 11 to 13: three passes).
+along the gradient at body + eps, eps = rho * score * g / |g| (equations 11 to 13: three passes).
 
 Differs from the paper: the client keeps its last body for the scores, which the printed algorithm forgets; the
 body takes the solver's epochs, not one batch; `stages=one` leaves the plain step out. With momentum, both
@@ -17,12 +17,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .. import layerscores, tree
-from ..fit import fit
-from ..method import fitted_head, weights_setting
-from ..tree import Params
-from .fedrep import FedRep
-from .layerwise import LayerwiseSteps
+from plures import tree
+from plures.learn.fit import fit
+from plures.methods.base import fit_head, weights_setting
+from plures.methods.fedrep import FedRep
+from plures.methods.ingredients import layer_scores
+from plures.methods.ingredients.layerwise import LayerwiseSteps
+from plures.tree import Params
 
 
 class PlguGRepClient(NamedTuple):
@@ -48,7 +49,7 @@ class PlguGRep(LayerwiseSteps, FedRep):
             return self.sharp_loss(loss, body, lr, scores)
 
         each, layer_of = self.layer_scores(task, client.body, received, client.rounds)
-        head = fitted_head(task, client.head, received, shard, self.solver, self.head_epochs)
-        given = (head.params, layerscores.by_tensor(each, layer_of), self.solver.rate(shard.round))
+        head = fit_head(task, client.head, received, shard, self.solver, self.head_epochs)
+        given = (head.params, layer_scores.by_tensor(each, layer_of), self.solver.rate(shard.round))
         body = fit(body_loss, received, shard, self.solver, given=given)
         return PlguGRepClient(head.params, body.params, client.rounds + 1), body.params, {"loss": body.loss}

@@ -4,11 +4,11 @@ Qu et al., How to Prevent the Poor Performance Clients for Personalized Federate
 
 A client scores each layer by how far its personal model is from the received one. The D highest stay
 personal; the others of the personal model are replaced by the received ones. Then in every step
-    g = slope of the personal model,   eps = rho * score * g / |g|  (one norm over the whole model),
-    personal <- personal - lr g,       shared <- shared - lr (slope of the shared model at shared + eps).
+    g = gradient of the personal model,   eps = rho * score * g / |g|  (one norm over the whole model),
+    personal <- personal - lr g,       shared <- shared - lr (gradient of the shared model at shared + eps).
 
 Differs from the paper: equation 5 is read with the exponent 1/p, for which it is SAM's solution, not
-p - 1; scores have mean one, so that equal scores are SAM. All layers are perturbed, with the slope of
+p - 1; scores have mean one, so that equal scores are SAM. All layers are perturbed, with the gradient of
 the personal model (two passes a step); `perturb`, `eps_from` and `grad_at` give the other readings.
 A normalisation layer has the score of the layer before it.
 """
@@ -19,12 +19,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .. import layerscores, tree
-from ..fit import fit, sloped
-from ..method import Averaged, setting, weights_setting
-from ..sharpness import moved, perturbation, statistics_only
-from ..tree import Params
-from .layerwise import Layerwise
+from plures import tree
+from plures.learn.fit import fit, with_gradient
+from plures.methods.base import Averaged, setting, weights_setting
+from plures.methods.ingredients import layer_scores
+from plures.methods.ingredients.layerwise import Layerwise
+from plures.methods.ingredients.sharpness import moved, perturbation, statistics_only
+from plures.tree import Params
 
 
 class PlguLfClient(NamedTuple):
@@ -40,7 +41,9 @@ class PlguLf(Layerwise, Averaged):
     perturb: str = setting(
         "all", "layers of the shared model that are perturbed: all, universal, personal", choices=("all", "uni", "per")
     )
-    eps_from: str = setting("theta", "whose slope: the personal model's, or the shared one's", choices=("theta", "w"))
+    eps_from: str = setting(
+        "theta", "whose gradient: the personal model's, or the shared one's", choices=("theta", "w")
+    )
     grad_at: str = setting("w", "which model is perturbed to move the shared one", choices=("w", "theta"))
     weights: str = weights_setting("uniform")
 
@@ -50,8 +53,8 @@ class PlguLf(Layerwise, Averaged):
     def scored_against(self, task, client, received):
         """For every tensor its layer's score, and whether its layer is personal."""
         each, layer_of = self.layer_scores(task, client.model, received, client.rounds)
-        personal = layerscores.most(each, self.personal)
-        return layerscores.by_tensor(each, layer_of), layerscores.by_tensor(personal, layer_of)
+        personal = layer_scores.most(each, self.personal)
+        return layer_scores.by_tensor(each, layer_of), layer_scores.by_tensor(personal, layer_of)
 
     def train(self, task, received, client, shard):
         def objective(both, batch, scores):
@@ -60,16 +63,16 @@ class PlguLf(Layerwise, Averaged):
             def loss(params):
                 return task.loss(params, batch)
 
-            slopes, own_loss = torch.func.grad_and_value(loss)(tree.detach(own))
+            gradients, own_loss = torch.func.grad_and_value(loss)(tree.detach(own))
             has_statistics = len(tree.trainable(shared)) < len(shared)
             still = torch.func.grad(loss)(tree.detach(shared)) if self.eps_from == "w" or has_statistics else {}
-            eps = perturbation(slopes if self.eps_from == "theta" else still, self.rho, scores, self.q)
+            eps = perturbation(gradients if self.eps_from == "theta" else still, self.rho, scores, self.q)
             if self.grad_at == "w":
                 shared_loss = loss(moved(shared, eps))
             else:
                 uphill, shared_loss = torch.func.grad_and_value(loss)(moved(tree.detach(own), eps))
-                shared_loss = shared_loss + sloped(tree.trainable(shared), tree.trainable(uphill))
-            return own_loss + sloped(own, slopes) + shared_loss + statistics_only(shared, still)
+                shared_loss = shared_loss + with_gradient(tree.trainable(shared), tree.trainable(uphill))
+            return own_loss + with_gradient(own, gradients) + shared_loss + statistics_only(shared, still)
 
         scores, personal = self.scored_against(task, client, received)
         own = {name: torch.where(personal[name] > 0, x, received[name]) for name, x in client.model.items()}
@@ -83,5 +86,5 @@ class PlguLf(Layerwise, Averaged):
         return client.model
 
     @property
-    def scored(self):
+    def personal_model_name(self):
         return "local"

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .shapes import Shape, tokens
+from plures.models.inputs import Shape, tokens
 
 
 class FastText(nn.Module):

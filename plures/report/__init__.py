@@ -9,12 +9,12 @@ from pathlib import Path
 
 def write(folders: list[Path], to: Path, figures: Path | None = None) -> Path:
     """Write the page about some runs; and their figures as SVG, PDF and PNG, if a folder for them is given."""
-    from .gather import gather
-    from .page import write_page
+    from plures.report.gather import gather
+    from plures.report.page import write_page
 
     material = gather(folders)
     if figures is not None:
-        from .printed import write_files
+        from plures.report.printed import write_files
 
         write_files(material, figures)
     return write_page(material, to)

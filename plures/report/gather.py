@@ -5,20 +5,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from ..choose import chain, choose
-from ..errors import PluresError, RunFailed, UsageError
-from ..fit import Solver
-from ..method import Method
-from ..methods.fedrod import FedRoD
-from ..methods.pfedla import PFedLA
-from ..methods.plgu_lf import PlguLf
-from ..parts.ala import Ala
-from ..run import Run as Live
-from ..run import open_scene
-from ..run import opened as open_run
-from . import states
-from .runs import Group, Run, groups, read, run_folders, twins
-from .states import Alpha, Blends, Heads, Kept, Paths, Profile, SplitTable, Surface
+from plures.errors import PluresError, RunFailed, UsageError
+from plures.learn.solver import Solver
+from plures.methods.addons.ala import Ala
+from plures.methods.base import Method
+from plures.methods.fedrod import FedRoD
+from plures.methods.pfedla import PFedLA
+from plures.methods.plgu_lf import PlguLf
+from plures.methods.spec import chain, choose
+from plures.report import states
+from plures.report.runs import Group, Run, groups, read, run_folders, twins
+from plures.report.states import Alpha, Blends, Heads, Kept, Paths, Profile, SplitTable, Surface
+from plures.runs.folders import open_scene
+from plures.runs.simulation import Simulation as Live
+from plures.runs.simulation import open_simulation as open_run
 
 MOST_SPLITS = 6
 

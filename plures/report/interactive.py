@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import plotly.graph_objects as go
 
-from . import numbers
-from .looks import BAND, GRID, INK, PAPER, SHADES, SOFT, WARN, colour, dash, marker, see_through
-from .numbers import Against, Level, Spread
-from .runs import Group
-from .states import SplitTable
+from plures.report import numbers
+from plures.report.looks import BAND, GRID, INK, PAPER, SHADES, SOFT, WARN, colour, dash, marker, see_through
+from plures.report.numbers import Against, Level, Spread
+from plures.report.runs import Group
+from plures.report.states import SplitTable
 
 
 def scale(shades: Sequence[str]) -> list[list[Any]]:

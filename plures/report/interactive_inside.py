@@ -4,9 +4,23 @@ from typing import Any
 
 import numpy as np
 
-from .interactive import Choice, Figure, bar_above, base_figure, cells, percents, scale, short
-from .looks import BAND, GRID, GROUND, INK, PAPER, SHADES, SIDES, SOFT, WARN, colour, dash, marker, see_through
-from .states import Alpha, Blends, Heads, Kept, Paths, Profile, Surface
+from plures.report.interactive import Choice, Figure, bar_above, base_figure, cells, percents, scale, short
+from plures.report.looks import (
+    BAND,
+    GRID,
+    GROUND,
+    INK,
+    PAPER,
+    SHADES,
+    SIDES,
+    SOFT,
+    WARN,
+    colour,
+    dash,
+    marker,
+    see_through,
+)
+from plures.report.states import Alpha, Blends, Heads, Kept, Paths, Profile, Surface
 
 MOST_CELLS = 300_000  # of all heat maps of one figure
 

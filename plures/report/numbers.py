@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import rows, stats
-from .runs import Group, Run, twins
+from plures.report.runs import Group, Run, twins
+from plures.runs import results
+from plures.studies import stats
 
 MOST_POINTS = 400  # of a curve; more cannot be told apart
 
@@ -138,7 +139,7 @@ def spreads(groups: list[Group]) -> list[Spread]:
             seed = f", seed {run.summary['seed']}" if len(group.runs) > 1 else ""
             found += [(value, place < n_worst, f"{name}{seed}") for place, (value, name) in enumerate(own)]
             means.append(float(values.mean()))
-            tails.append(rows.tail(values)[0])
+            tails.append(results.tail(values)[0])
         if found:
             found.sort(key=lambda one: (one[0], not one[1]))
             values_, worst, names = zip(*found, strict=True)

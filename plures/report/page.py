@@ -7,13 +7,12 @@ from typing import Any, NamedTuple
 
 import jinja2
 
-from .. import __version__
-from ..checkpoint import write_text
-from ..memory import in_bytes
-from . import looks, numbers
-from .gather import Inside, Material
-from .numbers import Stat, over_seeds
-from .runs import Group, common
+from plures._version import __version__
+from plures.files import in_bytes, write_text
+from plures.report import looks, numbers
+from plures.report.gather import Inside, Material
+from plures.report.numbers import Stat, over_seeds
+from plures.report.runs import Group, common
 
 WITHOUT_PLOTS = "There are no figures, because plotly is not installed: pip install 'plures[plots]' brings them."
 
@@ -45,7 +44,7 @@ def write_page(material: Material, to: Path) -> Path:
     try:
         import plotly.offline
 
-        from . import interactive, interactive_inside
+        from plures.report import interactive, interactive_inside
     except ImportError:
         script, drawn, inside = "", None, None
     else:
@@ -75,7 +74,7 @@ def write_page(material: Material, to: Path) -> Path:
 
 
 def _file(name: str) -> str:
-    return resources.files("plures").joinpath(f"templates/{name}").read_text(encoding="utf-8")
+    return resources.files("plures.report").joinpath(f"templates/{name}").read_text(encoding="utf-8")
 
 
 def _json(value: Any) -> str:

@@ -6,11 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import UsageError
-from ..run import folder_name
-from . import numbers
-from .gather import Inside, Material
-from .looks import (
+from plures.errors import UsageError
+from plures.report import numbers
+from plures.report.gather import Inside, Material
+from plures.report.looks import (
     BAND,
     GROUND,
     INK,
@@ -24,9 +23,10 @@ from .looks import (
     dash,
     marker,
 )
-from .numbers import Against, Curve, Level, Spread
-from .runs import Group
-from .states import Alpha, Blends, Heads, Kept, Paths, Profile, SplitTable, Surface
+from plures.report.numbers import Against, Curve, Level, Spread
+from plures.report.runs import Group
+from plures.report.states import Alpha, Blends, Heads, Kept, Paths, Profile, SplitTable, Surface
+from plures.runs.folders import folder_name
 
 KINDS = ("svg", "pdf", "png")
 Drawn = tuple[str, Any]  # a name for the file, and the figure
@@ -145,7 +145,7 @@ def harmed(found: list[Against]) -> Any:
     most = max(p.n_train for one in found for p in one.points)
     dots = None
     for one, place in zip(found, axes.ravel(), strict=False):
-        place.axline((100, 100), slope=1, color=SOFT, lw=0.8, ls="--")
+        place.axline((100, 100), gradient=1, color=SOFT, lw=0.8, ls="--")
         for is_harmed, symbol in ((False, "o"), (True, "X")):
             some = [p for p in one.points if (p.own < p.local - 1e-12) == is_harmed]
             dots = place.scatter(

@@ -5,10 +5,11 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .. import rows
-from ..config import CARRIED_OUT, read_toml
-from ..errors import DataError, UsageError
-from ..methods import METHODS
+from plures.errors import DataError, UsageError
+from plures.files import read_toml
+from plures.methods import METHODS
+from plures.runs import results
+from plures.runs.config import NOT_IN_IDENTITY
 
 Rows = list[dict[str, Any]]
 
@@ -52,7 +53,7 @@ def read(folder: Path) -> Run:
         raise UsageError(_why_no_summary(folder))
     try:
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-        tables = [rows.read_csv(folder / name) for name in ("rounds.csv", "clients.csv")]
+        tables = [results.read_csv(folder / name) for name in ("rounds.csv", "clients.csv")]
         split = _split_of(folder)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{folder} cannot be read as a run folder: {type(error).__name__}: {error}") from None
@@ -71,7 +72,7 @@ def _split_of(folder: Path) -> str:
 def _why_no_summary(folder: Path) -> str:
     if not (folder / "config.toml").exists():
         return f"{folder} has no summary.json: it is not a run folder"
-    done = rows.read_csv(folder / "rounds.csv")[-1:] if (folder / "rounds.csv").exists() else []
+    done = results.read_csv(folder / "rounds.csv")[-1:] if (folder / "rounds.csv").exists() else []
     at = f"after round {done[0]['round']}" if done else "before its first round"
     wanted = read_toml(folder / "config.toml").get("rounds")
     return (
@@ -125,7 +126,7 @@ def labels(runs: list[Run]) -> list[str]:
 
 def _options(run: Run) -> dict[str, Any]:
     """What a result depends on, but for method, settings and seed."""
-    left_out = {*CARRIED_OUT, "method", "settings", "seed"}
+    left_out = {*NOT_IN_IDENTITY, "method", "settings", "seed"}
     own = {key: value for key, value in run.config.items() if key not in left_out}
     if run.config.get("split"):
         own["partition"] = f"split {Path(run.config['split']).stem}"

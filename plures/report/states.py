@@ -7,16 +7,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import checkpoint, execute, layerscores, pictures, seeds, tree
-from ..choose import chain
-from ..method import Each, Same
-from ..methods.fedrod import FedRoD, FedRoDClient
-from ..methods.plgu_lf import PlguLf, PlguLfClient
-from ..parts.ala import Ala, AlaClient
-from ..run import Run, Scene
-from ..shard import Shard
-from ..task import Task, row_losses
-from ..tree import Params, Tree
+from plures import seeds, tree
+from plures.data.shard import Shard
+from plures.learn.task import Task, row_losses
+from plures.methods.addons.ala import Ala, AlaClient
+from plures.methods.fedrod import FedRoD, FedRoDClient
+from plures.methods.ingredients import layer_scores
+from plures.methods.messages import Each, Same
+from plures.methods.plgu_lf import PlguLf, PlguLfClient
+from plures.methods.spec import chain
+from plures.runs import checkpoint, snapshots
+from plures.runs.scene import Scene
+from plures.runs.simulation import Simulation
+from plures.simulate import executor
+from plures.tree import Params, Tree
 
 MOST_CLIENTS = 200  # in a picture that has a row or a place for each
 FLOPS = 2e11  # that may be spent on one picture of a loss: some seconds
@@ -24,7 +28,7 @@ GRID = 17  # points along each side of a loss surface
 N_DIRECTIONS = 5  # random ones, of a landscape
 
 
-def worn(run: Run, kind: type) -> Any:
+def worn(run: Simulation, kind: type) -> Any:
     """The method, or the part that it wears, of this kind; None if there is none."""
     return next((layer for layer in chain(run.scene.method) if isinstance(layer, kind)), None)
 
@@ -37,7 +41,7 @@ def find(state: Tree, kind: type) -> Any:
     return next((found for one in inner if (found := find(one, kind)) is not None), None)
 
 
-def each_client(run: Run, ids: list[int]) -> Iterator[tuple[int, Tree, Tree]]:
+def each_client(run: Simulation, ids: list[int]) -> Iterator[tuple[int, Tree, Tree]]:
     """(client, what it is served now, its state), one after another."""
     method, task = run.scene.method, run.scene.task
     for client in ids[:MOST_CLIENTS]:
@@ -81,12 +85,12 @@ class Alpha(NamedTuple):
         return self.layers[layer].diagonal(axis1=1, axis2=2).mean(1)
 
 
-def alpha(run: Run) -> Alpha | None:
+def alpha(run: Simulation) -> Alpha | None:
     """The weights of every layer between clients, over the rounds that have pictures, and at the end."""
     assert run.folder is not None
     with torch.no_grad():
         last = run.scene.method.picture(run.scene.task, run.server)
-    seen = {at: pictures.part(found, "method") for at, found in pictures.read(run.folder).items()} | {run.round: last}
+    seen = {at: snapshots.part(found, "method") for at, found in snapshots.read(run.folder).items()} | {run.round: last}
     names = [name for name in last if name.startswith("alpha/")]
     if not names:
         return None
@@ -109,7 +113,7 @@ class Blends(NamedTuple):
     means: list[float]  # of each client over its weights
 
 
-def blends(run: Run, n_bins: int = 20) -> Blends | None:
+def blends(run: Simulation, n_bins: int = 20) -> Blends | None:
     """The learned blend of every client that has learned one."""
     if worn(run, Ala) is None:
         return None
@@ -144,10 +148,10 @@ class Way(NamedTuple):
     ends: list[Params]
 
 
-def way(run: Run, most: int = 16) -> Way | None:
+def way(run: Simulation, most: int = 16) -> Way | None:
     """Replays the shown client's training from the pictures of a run, some rounds of it; None without pictures."""
     assert run.folder is not None
-    found = pictures.read(run.folder)
+    found = snapshots.read(run.folder)
     rounds = [at for at in sorted(found) if at < run.round]
     rounds = [rounds[k] for k in np.unique(np.linspace(0, len(rounds) - 1, min(most, len(rounds))).astype(int))]
     out = Way([], [], [])
@@ -161,13 +165,13 @@ def way(run: Run, most: int = 16) -> Way | None:
     return out if len(rounds) > 1 else None
 
 
-def _replayed(run: Run, at: int, picture: dict[str, Tensor]) -> tuple[Params, Params]:
+def _replayed(run: Simulation, at: int, picture: dict[str, Tensor]) -> tuple[Params, Params]:
     """The model that the shown client began the round with, and the one that it uploaded."""
-    scene, client = run.scene, pictures.shown_client(run)
+    scene, client = run.scene, snapshots.shown_client(run)
     with torch.no_grad():
         template = _first(scene.method.send(scene.task, run.server, torch.tensor([client])))
-    received = checkpoint.restore(template, pictures.part(picture, "received"))
-    state = checkpoint.restore(run.store.initial, pictures.part(picture, "client"))
+    received = checkpoint.restore(template, snapshots.part(picture, "received"))
+    state = checkpoint.restore(run.store.initial, snapshots.part(picture, "client"))
     shards = scene.population.shards([client], "train", "train", at)
 
     def train(received: Tree, state: Tree, shard: Shard) -> Tree:
@@ -181,7 +185,7 @@ def _replayed(run: Run, at: int, picture: dict[str, Tensor]) -> tuple[Params, Pa
         return start, upload
 
     stacked = tree.map(lambda x: x[None], state)
-    start, end = execute.run_group("one_by_one", train, Same(received), stacked, shards)
+    start, end = executor.run_group("one_by_one", train, Same(received), stacked, shards)
     return tree.row(start, 0), tree.row(end, 0)
 
 
@@ -197,9 +201,9 @@ class Paths(NamedTuple):
     explained: float  # share of the variance that lies in the plane
 
 
-def paths(run: Run, ways: list[Way]) -> Paths:
+def paths(run: Simulation, ways: list[Way]) -> Paths:
     """The plane is that of the first two principal components of all models of the ways."""
-    task, client = run.scene.task, pictures.shown_client(run)
+    task, client = run.scene.task, snapshots.shown_client(run)
     models = [[m for pair in zip(one.starts, one.ends, strict=True) for m in pair] for one in ways]
     flat = torch.stack([_flat(m) for one in models for m in one])
     centre = flat.mean(0)
@@ -245,7 +249,7 @@ def few_rows(task: Task, rows: np.ndarray, n_passes: int) -> np.ndarray:
     return rows if len(rows) <= n else rows[np.linspace(0, len(rows) - 1, n).astype(int)]
 
 
-def loss_of(run: Run, params: Params, rows: np.ndarray) -> float:
+def loss_of(run: Simulation, params: Params, rows: np.ndarray) -> float:
     """Mean loss of a model on some rows, in inference mode."""
     population, task = run.scene.population, run.scene.task
     with torch.no_grad():
@@ -284,7 +288,7 @@ class Surface(NamedTuple):
     loss: np.ndarray
 
 
-def landscape(run: Run) -> tuple[list[Profile], list[Surface]]:
+def landscape(run: Simulation) -> tuple[list[Profile], list[Surface]]:
     """Of the model for all on everybody's training rows, and of personal models on their clients' own."""
     scene = run.scene
     wanted = []
@@ -293,11 +297,11 @@ def landscape(run: Run) -> tuple[list[Profile], list[Surface]]:
     if generic is not None:
         everybody = np.sort(np.concatenate(scene.population.train))
         wanted.append(("global, all rows", [(generic, everybody)]))
-    shown = sorted({*_spread_evenly(run.eligible, 8), pictures.shown_client(run)})
+    shown = sorted({*_spread_evenly(run.eligible, 8), snapshots.shown_client(run)})
     own = [(run.personal_model(i), scene.population.train[i]) for i in shown]
     if all(set(model) == set(scene.task.initial) for model, _ in own):
         wanted.append((f"personal, own rows of {len(own)} clients", own))
-    middle = shown.index(pictures.shown_client(run))
+    middle = shown.index(snapshots.shown_client(run))
     profiles = [Profile(words, *_profile(run, models)) for words, models in wanted]
     surfaces = []
     for words, models in wanted:
@@ -311,7 +315,7 @@ def _spread_evenly(ids: list[int], n: int) -> list[int]:
     return [ids[k] for k in np.unique(np.linspace(0, len(ids) - 1, min(n, len(ids))).astype(int))]
 
 
-def _profile(run: Run, models: list[tuple[Params, np.ndarray]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _profile(run: Simulation, models: list[tuple[Params, np.ndarray]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     distance = np.linspace(-1, 1, 21)
     found = []
     for params, rows in models:
@@ -322,7 +326,7 @@ def _profile(run: Run, models: list[tuple[Params, np.ndarray]]) -> tuple[np.ndar
     return distance, np.mean(found, 0), np.std(found, 0)
 
 
-def _surface(run: Run, params: Params, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _surface(run: Simulation, params: Params, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     distance = np.linspace(-1, 1, GRID)
     some = few_rows(run.scene.task, rows, GRID * GRID)
     first, second = (direction(run.scene.task, params, k) for k in (0, 1))
@@ -343,7 +347,7 @@ class Kept(NamedTuple):
     n_clients: int
 
 
-def kept_layers(run: Run) -> Kept | None:
+def kept_layers(run: Simulation) -> Kept | None:
     """Which layers each client would keep in its next round."""
     method = worn(run, PlguLf)
     if method is None:
@@ -354,7 +358,7 @@ def kept_layers(run: Run) -> Kept | None:
         own = find(state, PlguLfClient)
         each, layer_of = method.layer_scores(run.scene.task, own.model, received, own.rounds)
         names = list(dict.fromkeys(layer_of.values()))
-        kept.append(layerscores.most(each, method.personal).numpy())
+        kept.append(layer_scores.most(each, method.personal).numpy())
         scores.append(each.numpy())
     n_kept = np.sum(kept, 0).astype(int).tolist()
     return Kept(names, n_kept, np.mean(scores, 0).tolist(), len(kept))
@@ -373,7 +377,7 @@ class Heads(NamedTuple):
     personal: list[float]  # with the personal head added
 
 
-def heads(run: Run) -> Heads | None:
+def heads(run: Simulation) -> Heads | None:
     method = worn(run, FedRoD)
     if method is None:
         return None

@@ -1,0 +1,239 @@
+"""What Python users call: `run`, `compare` and `resume`, with every option as a keyword of its own."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from torch import nn
+
+from plures.data.dataset import Dataset
+from plures.data.readers import from_arrays
+from plures.errors import UsageError
+from plures.runs.callbacks import Callback, ProgressLine, say_nothing
+from plures.runs.config import Config, make_config
+from plures.runs.folders import new_folder
+from plures.runs.loop import Result
+from plures.runs.scene import GIVEN, Objects, make_scene
+from plures.runs.simulation import resume as resume_run
+from plures.runs.simulation import start
+from plures.studies.compare import Comparison, Equal, compare_methods
+
+Value = bool | int | float | str
+Arrays = tuple[np.ndarray, ...] | dict[str, np.ndarray]
+Data = str | Path | Dataset | Arrays
+Model = str | nn.Module | Callable[..., nn.Module]
+
+
+def run(
+    method: str,
+    *,
+    settings: dict[str, Value] | None = None,
+    data: Data = "digits",
+    data_dir: str | Path | None = None,
+    model: Model | None = None,
+    share: float = 1.0,
+    partition: str | None = None,
+    split: str | Path | None = None,
+    test_share: float = 0.25,
+    clients: int | None = None,
+    participation: float = 1.0,
+    rounds: int = 20,
+    epochs: int = 1,
+    steps: int | None = None,
+    batch: int = 10,
+    lr: float = 0.05,
+    lr_decay: float = 1.0,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    optimizer: Literal["sgd", "adam"] = "sgd",
+    validation: float = 0.0,
+    new_clients: int = 0,
+    new_epochs: int = 5,
+    attack: Literal["none", "labels", "random", "replace"] = "none",
+    attackers: float = 0.2,
+    seed: int = 0,
+    executor: Literal["vectorised", "one_by_one", "ray"] = "vectorised",
+    engine: str = "traced",
+    precision: Literal["float32", "float64"] = "float32",
+    workers: int = 1,
+    address: str | None = None,
+    eval_every: int = 1,
+    unchosen: Literal["carry", "refresh"] = "carry",
+    pool_rows: int | None = None,
+    pool_every: int = 0,
+    personal_epochs: int = 0,
+    target: float | None = None,
+    checkpoint_every: int = 10,
+    memory_limit_mb: int = 4096,
+    out: str | Path | None = None,
+    progress: bool = False,
+    callback: Callback | None = None,
+) -> Result:
+    """One run of a method.
+
+    Without `out` nothing is written, and `result.models` has the personal model of every client.
+
+    Args:
+        method: a name, with settings and add-ons as on the command line: `fedala`, `fedrod:loss=ce`, `ditto+ala`,
+            or a class of your own, `my_methods:FedHalf`.
+        settings: settings of the method by name, instead of writing them into its name.
+        data: the name of a data set, a file or folder, a `plures.Dataset`, or arrays: a tuple (x, y) or
+            (x, y, client), or a dict with the keys x, y and, if you like, client and is_test.
+        data_dir: the folder that named data sets are looked for in.
+        model: the name of a model, `module:Class`, an `nn.Module` (its weights are where training starts), or a
+            function that makes one from the arguments shape, n_classes and n_tokens, as far as it takes them.
+        share: the share of the rows of each class that is used.
+        partition: how rows are dealt to clients, as `dirichlet:0.1`; if left out `natural`, or `dirichlet:0.1` where
+            the data has no clients of its own.
+        split: a file that says who has which rows, instead of a partition.
+        test_share: the share of a client's rows that it is tested on.
+        clients: the number of clients; if left out 20, or all of the data's own.
+        participation: the share of clients in a round.
+        rounds: the number of rounds.
+        epochs: passes over a client's rows in a round.
+        steps: batches of a client in a round, instead of epochs.
+        batch: rows of a batch.
+        lr: the learning rate of clients.
+        lr_decay: the factor of the learning rate in every round.
+        momentum: the momentum of SGD.
+        weight_decay: the weight decay of clients' training.
+        optimizer: the optimizer of clients, `sgd` or `adam`.
+        validation: the share of a client's training rows that is kept apart, to choose the best round by.
+        new_clients: how many clients are held out of training, to be served as new ones at the end.
+        new_epochs: epochs that a new client adapts for.
+        attack: what attackers do: train on random `labels`, upload `random` noise, or `replace` the model.
+        attackers: the share of clients that attack.
+        seed: all randomness comes from it.
+        executor: how clients are run: `vectorised`, `one_by_one`, or `ray`.
+        engine: how training steps are run: `traced` or `eager`.
+        precision: the type of weights and of numbers in the data, `float32` or `float64`.
+        workers: processes of one thread each. They change nothing of the result.
+        address: a running Ray cluster, which must be trusted, for the executor `ray`.
+        eval_every: rounds between evaluations; 0 evaluates at the end only.
+        unchosen: a client is scored with the state it has kept (`carry`), or after one more training on a copy of
+            it (`refresh`).
+        pool_rows: test rows of all clients together that every personal model is tested on at the end.
+        pool_every: evaluations between tests on these rows; 0 tests at the end only.
+        personal_epochs: at the end, score every client as if it were new, after 0, 1, ... so many epochs.
+        target: an accuracy; the cost of reaching it is recorded.
+        checkpoint_every: rounds between checkpoints.
+        memory_limit_mb: clients' state beyond it is kept in a file.
+        out: the run folder to write: config, numbers of every round, checkpoints, summary.
+        progress: whether to show a progress bar, in a terminal or a notebook.
+        callback: is told what happens; a subclass of `plures.Callback`.
+    """
+    config, objects = _options(locals())
+    scene = make_scene(config, objects=objects)
+    folder = new_folder(scene.config, Path(out)) if out is not None else None
+    return start(scene, folder, say_nothing, callback or _progress(progress, method))
+
+
+# The options are those of `run`, in the same order: a test compares the two.
+# fmt: off
+def compare(
+    methods: Sequence[str], *, seeds: Sequence[int] = (0,), equal: Equal = "rounds",
+    settings: dict[str, Value] | None = None, data: Data = "digits", data_dir: str | Path | None = None,
+    model: Model | None = None, share: float = 1.0, partition: str | None = None, split: str | Path | None = None,
+    test_share: float = 0.25, clients: int | None = None, participation: float = 1.0, rounds: int = 20,
+    epochs: int = 1, steps: int | None = None, batch: int = 10, lr: float = 0.05, lr_decay: float = 1.0,
+    momentum: float = 0.0, weight_decay: float = 0.0, optimizer: Literal["sgd", "adam"] = "sgd",
+    validation: float = 0.0, new_clients: int = 0, new_epochs: int = 5,
+    attack: Literal["none", "labels", "random", "replace"] = "none", attackers: float = 0.2,
+    executor: Literal["vectorised", "one_by_one", "ray"] = "vectorised", engine: str = "traced",
+    precision: Literal["float32", "float64"] = "float32", workers: int = 1, address: str | None = None,
+    eval_every: int = 1, unchosen: Literal["carry", "refresh"] = "carry", pool_rows: int | None = None,
+    pool_every: int = 0, personal_epochs: int = 0, target: float | None = None, checkpoint_every: int = 10,
+    memory_limit_mb: int = 4096, out: str | Path | None = None, progress: bool = False,
+) -> dict[tuple[str, int], Result]:
+    # fmt: on
+    """Several methods on the same split, schedule and initial weights, for each seed: (method, seed) -> result.
+
+    With `out` every run leaves a folder there, and a comparison that was stopped goes on when it is asked for again.
+
+    Args:
+        methods: two or more methods, each as for `run`.
+        seeds: each method is run with each of them.
+        equal: what all methods may spend as much of as the first: rounds, bytes, seconds or flops.
+    """
+    config, objects = _options(locals())
+    wanted = Comparison(list(methods), config, list(seeds), equal, objects)
+    return compare_methods(
+        wanted,
+        Path(out) if out is not None else None,
+        say_nothing,
+        lambda method, seed, folder: _progress(progress, f"{method} ({seed})"),
+    )
+
+
+def resume(
+    folder: str | Path,
+    *,
+    data: Data | None = None,
+    model: Model | None = None,
+    workers: int | None = None,
+    progress: bool = False,
+    callback: Callback | None = None,
+) -> Result:
+    """Resume a run that stopped, exactly where it was.
+
+    Args:
+        folder: the run folder.
+        data: the data again, if it was given as an object and not by name.
+        model: the model again, if it was given as an object and not by name.
+        workers: processes of one thread each; if left out, as many as before.
+        progress: whether to show a progress bar.
+        callback: is told what happens; a subclass of `plures.Callback`.
+    """
+    _, objects = _objects(data, model)
+    return resume_run(Path(folder), say_nothing, callback or _progress(progress, Path(folder).name), workers, objects)
+
+
+_OPTIONS = (run.__doc__ or "").partition("        settings: ")[1:]
+_NOT_OF_COMPARE = ("        seed: ", "        callback: ")
+compare.__doc__ = (compare.__doc__ or "").rstrip() + "\n" + "".join(
+    line + "\n" for line in "".join(_OPTIONS).splitlines() if not line.startswith(_NOT_OF_COMPARE)
+)
+
+
+def _progress(wanted: bool, name: str) -> Callback:
+    return ProgressLine(name) if wanted else Callback()
+
+
+def _options(values: dict[str, Any]) -> tuple[Config, Objects]:
+    """The keywords of a call as a config, and the objects among them."""
+    names, objects = _objects(values["data"], values["model"])
+    given = {key: value for key, value in values.items() if key in Config.model_fields and value is not None}
+    given = {key: str(value) if isinstance(value, Path) else value for key, value in given.items()}
+    return make_config(given | names), objects
+
+
+def _objects(data: Data | None, model: Model | None) -> tuple[dict[str, str], Objects]:
+    """What data and model are called in a config, and the objects that they are."""
+    names: dict[str, str] = {}
+    objects = Objects()
+    if isinstance(data, (str, Path)):
+        names["data"] = str(data)
+    elif data is not None:
+        found = dataset_of(data)
+        names["data"], objects = GIVEN + found.name, objects._replace(data=found)
+    if isinstance(model, str):
+        names["model"] = model
+    elif isinstance(model, nn.Module):
+        names["model"], objects = GIVEN + type(model).__name__, objects._replace(model=lambda: model)
+    elif model is not None:
+        names["model"], objects = GIVEN + getattr(model, "__name__", "model"), objects._replace(model=model)
+    return names, objects
+
+
+def dataset_of(data: Dataset | Arrays) -> Dataset:
+    """Arrays, or a data set, as a data set."""
+    if isinstance(data, Dataset):
+        return data
+    if isinstance(data, tuple):
+        if len(data) not in (2, 3):
+            raise UsageError(f"data as a tuple is (x, y) or (x, y, client), got {len(data)} items")
+        data = dict(zip(("x", "y", "client"), data, strict=False))
+    if not isinstance(data, dict):
+        raise UsageError(f"data is a name, a path, a Dataset, a tuple or a dict of arrays, got {type(data).__name__}")
+    return from_arrays("arrays", {key: np.asarray(value) for key, value in data.items()})

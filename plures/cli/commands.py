@@ -1,0 +1,250 @@
+"""What the commands do: a thin layer over the other rooms."""
+
+import json
+from pathlib import Path
+from typing import Any, cast, get_args
+
+from rich.console import Console
+from safetensors.torch import save
+
+from plures import report as report_room
+from plures._version import __version__
+from plures.cli import doctor as doctor_room
+from plures.cli import view
+from plures.cli.listing import about_method
+from plures.cli.options import n_cores, whole_numbers
+from plures.errors import UsageError, unknown
+from plures.federate.server import Terms
+from plures.runs import simulation
+from plures.runs.adapt import from_counts, from_rows
+from plures.runs.callbacks import Callback, Say
+from plures.runs.config import Config, config_toml, make_config
+from plures.runs.describing import describe
+from plures.runs.folders import folder_name, new_folder
+from plures.runs.loggers import makers, with_loggers
+from plures.runs.loop import Result
+from plures.runs.scene import make_scene
+from plures.runs.simulation import open_simulation
+from plures.studies import preset as presets
+from plures.studies import reproduce as reproduction
+from plures.studies import tables
+from plures.studies.compare import Comparison, Equal, compare_methods
+from plures.tree import Params
+
+
+def make_console(to_stderr: bool) -> Console:
+    """A console; where there is no terminal, one with room for the tables."""
+    console = Console(stderr=to_stderr)
+    return console if console.is_terminal else Console(stderr=to_stderr, width=130)
+
+
+def tell(console: Console, line: str) -> None:
+    """Print a line as it is."""
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def print_result(result: Result, console: Console, as_json: bool) -> None:
+    """The end of a run: its summary as JSON, or a table."""
+    if as_json:
+        print(json.dumps(result.summary, indent=2))
+        return
+    console.print(view.result_table({result.summary["method"]: result}))
+    if result.folder is not None:
+        tell(console, f"run folder: {result.folder}")
+
+
+def run(
+    values: dict[str, Any], out: Path | None, log: list[str] | None, as_json: bool, quiet: bool, dry_run: bool
+) -> None:
+    console = make_console(to_stderr=as_json)
+    loggers = makers(log)
+    scene = make_scene(make_config(values))
+    if dry_run:
+        tell(console, config_toml(scene.config))
+        return
+    folder = new_folder(scene.config, out)
+    progress = view.ProgressReport(console, scene.config.method, folder / "log.txt", quiet)
+    callback = with_loggers(progress, loggers, folder.name)
+    print_result(simulation.start(scene, folder, progress.say, callback), console, as_json)
+
+
+def compare(
+    methods: list[str],
+    values: dict[str, Any],
+    seeds: str | None,
+    equal: str,
+    latex: bool,
+    out: Path | None,
+    log: list[str] | None,
+    as_json: bool,
+    quiet: bool,
+    dry_run: bool,
+) -> None:
+    console = make_console(to_stderr=as_json)
+    loggers = makers(log)
+    config = make_config(values)
+    wanted = [config.seed] if seeds is None else whole_numbers("--seeds", seeds)
+    if equal not in get_args(Equal):
+        raise unknown("thing to be equal", equal, get_args(Equal))
+    if dry_run:
+        for method in methods:
+            make_scene(config.model_copy(update={"method": method, "seed": wanted[0]}))
+        tell(console, f"{len(methods)} methods, seeds {wanted}: all can be run")
+        return
+    folder = _comparison_folder(config, out)
+    with view.GrowingTable(console, quiet) as table:
+        runs = compare_methods(
+            Comparison(methods, config, wanted, cast(Equal, equal)),
+            folder,
+            table.say,
+            lambda method, seed, place: with_loggers(
+                table.callback(method, seed, place), loggers, f"{folder_name(method)}-seed{seed}"
+            ),
+            table.done,
+        )
+    tables.write_tables(runs, folder)
+    if as_json:
+        print(json.dumps({name: result.summary for name, result in runs.named().items()}, indent=2))
+    else:
+        console.print(view.comparison_table(tables.lines(runs)))
+        if latex:
+            tell(console, (folder / "table.tex").read_text("utf-8"))
+    page = report_room.write([r.folder for r in runs.values() if r.folder is not None], folder / "report.html")
+    for path in (folder / "table.csv", folder / "table.tex"):
+        tell(console, f"table: {path}")
+    tell(console, f"report: {page}")
+
+
+def _comparison_folder(config: Config, out: Path | None) -> Path:
+    """A new folder, or the one that was named: a comparison goes on where it stopped."""
+    if out is not None and out.is_dir():
+        if (out / "config.toml").exists():
+            raise UsageError(f"{out} holds a single run; choose another --out")
+        return out
+    return new_folder(config.model_copy(update={"method": "compare"}), out)
+
+
+def resume(folder: Path, workers: int | None, as_json: bool, quiet: bool) -> None:
+    console = make_console(to_stderr=as_json)
+    progress = view.ProgressReport(console, folder.name, folder / "log.txt" if folder.is_dir() else None, quiet)
+    print_result(simulation.resume(folder, progress.say, progress, workers or n_cores()), console, as_json)
+
+
+def reproduce(
+    name: str,
+    scale: str,
+    only: list[str],
+    data_dir: str | None,
+    workers: int | None,
+    out: Path | None,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    if scale not in get_args(presets.Scale):
+        raise unknown("scale", scale, get_args(presets.Scale))
+    preset = presets.find(name)
+    for method in only:
+        if method not in preset.published:
+            raise unknown(f"method of {name}", method, preset.published)
+    size = cast(presets.Scale, scale)
+    wanted = reproduction.comparison_of(preset, size, data_dir, workers or n_cores(), only)
+    console = make_console(to_stderr=as_json)
+    folder = out or Path("runs") / f"{name}-{scale}"
+    folder.mkdir(parents=True, exist_ok=True)
+    with view.GrowingTable(console, quiet) as table:
+        runs = compare_methods(wanted, folder, table.say, table.callback, table.done)
+    cells = reproduction.cells(preset, reproduction.numbers(preset, runs, size))
+    reproduction.write_csv(cells, folder)
+    if as_json:
+        print(json.dumps([cell._asdict() | {"ours": cell.ours._asdict()} for cell in cells], indent=2))
+        return
+    console.print(view.reproduction_table(preset.title, cells, size))
+    for line in view.reproduction_words(preset, cells, size):
+        tell(console, line)
+    tell(console, f"folder: {folder}")
+
+
+def show(spec: str, values: dict[str, Any]) -> None:
+    scene = make_scene(make_config(values))
+    config = scene.config
+    where = f"With model {config.model} on {config.data} and {config.clients} clients"
+    tell(make_console(to_stderr=False), about_method(spec, describe(scene), where))
+
+
+def doctor(values: dict[str, Any]) -> None:
+    console = make_console(to_stderr=False)
+    for line in doctor_room.diagnosis(make_scene(make_config(values))):
+        tell(console, line)
+
+
+def _write_model(path: Path, model: Params, about: dict[str, str]) -> None:
+    content = save({k: v.contiguous() for k, v in model.items()}, metadata={"plures": __version__, **about})
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from None
+
+
+def export(folder: Path, client: int, out: Path) -> None:
+    console = make_console(to_stderr=False)
+    with open_simulation(folder, lambda line: tell(console, line)) as opened:
+        model = opened.personal_model(client)
+        config, round = opened.state.scene.config, opened.state.round
+    _write_model(out, model, {"method": config.method, "model": str(config.model), "client": str(client)})
+    n_weights = sum(x.numel() for x in model.values())
+    tell(console, f"{out}: {len(model)} tensors, {n_weights:,} numbers, after round {round}")
+
+
+def adapt(
+    folder: Path, client_data: Path | None, class_counts: str | None, epochs: int, out: Path, as_json: bool
+) -> None:
+    console = make_console(to_stderr=as_json)
+    if (client_data is None) == (class_counts is None):
+        raise UsageError("give the new client's rows with --client-data FILE, or their numbers with --class-counts")
+    with open_simulation(folder, lambda line: tell(console, line)) as opened:
+        if client_data is not None:
+            found = from_rows(opened.state, client_data, epochs)
+        else:
+            found = from_counts(opened.state, whole_numbers("--class-counts", str(class_counts)))
+        config = opened.state.scene.config
+    _write_model(out, found.model, {"method": config.method, "model": str(config.model)})
+    if as_json:
+        print(json.dumps(found.summary | {"model": str(out)}, indent=2))
+        return
+    for number, accuracy in enumerate(found.summary.get("curve", [])):
+        tell(console, f"after {number} epochs: {view.percent(accuracy)} of its test rows are right")
+    tell(console, f"{out}: {len(found.model)} tensors")
+
+
+def report(folders: list[Path], out: Path, figures: Path | None) -> None:
+    console = make_console(to_stderr=False)
+    tell(console, f"report: {report_room.write(folders, out, figures)}")
+    if figures is not None:
+        tell(console, f"figures: {figures}")
+
+
+def start_federated(
+    operate: Any,
+    values: dict[str, Any] | None,
+    home: Path,
+    resume: Path | None,
+    wait: float,
+    terms: tuple[float, float, float],
+    out: Path | None,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """`operate` is the module of that name, which needs an extra and is imported by its caller."""
+    console = make_console(to_stderr=as_json)
+
+    def progress_of(name: str, log: Path) -> tuple[Callback, Say]:
+        progress = view.ProgressReport(console, name, log, quiet)
+        return progress, progress.say
+
+    def say(line: str) -> None:
+        if not quiet:
+            tell(console, line)
+
+    config = make_config(values) if values is not None else None
+    result = operate.start(config, home, resume, wait, Terms(*terms), out, say, progress_of)
+    print_result(result, console, as_json)

@@ -1,0 +1,124 @@
+"""`plures federate ...`: what each command takes. Torch and Flower are imported when a command is called."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from plures.cli.options import ConfigFile, Json, Out, Quiet, Setting, collect, with_run_options
+from plures.errors import UsageError
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+app = typer.Typer(
+    name="federate",
+    help="The same methods over a real network, on Flower.",
+    no_args_is_help=True,
+)
+
+HOME = Path("federation")
+HomeOption = Annotated[Path, typer.Option("--home", help="the folder that `init` made, or of a client its own part")]
+Deadline = Annotated[float, typer.Option(help="seconds after which a round goes on without those who are silent")]
+Quorum = Annotated[float, typer.Option(help="share of the clients of a round that must answer", min=0, max=1)]
+Resend = Annotated[float, typer.Option(help="seconds without an answer, until a message is sent again")]
+
+
+def _operate() -> "ModuleType":
+    try:
+        from plures.federate import operate  # here: it needs the extra `deploy`, and torch
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] not in ("flwr", "cryptography"):
+            raise
+        raise UsageError("`plures federate` needs Flower; install it with: pip install 'plures[deploy]'") from None
+    return operate
+
+
+@app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(help="the folder to make", metavar="DIR")] = HOME,
+    client: Annotated[list[str] | None, typer.Option(help="the name of a client, repeatable")] = None,
+    address: Annotated[str, typer.Option(help="what clients call the server: HOST or HOST:PORT")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="where the server listens, on 127.0.0.1")] = 8000,
+    host: Annotated[list[str] | None, typer.Option(help="one more name in the certificate, repeatable")] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="plain HTTP and no keys, on 127.0.0.1 alone")] = False,
+) -> None:
+    """Make certificates and keys, or add clients, and say what to type."""
+    _operate().init(folder, client or [], address, port, host or [], insecure)
+
+
+@app.command()
+def server(home: HomeOption = HOME) -> None:
+    """Carry messages between clients and runs, until Ctrl-C."""
+    _operate().run_server(home)
+
+
+@app.command()
+def client(
+    data: Annotated[Path, typer.Option(help="our rows: an .npz file with x and y, and if you like is_test")],
+    name: Annotated[str, typer.Option(help="our name in the federation")],
+    home: HomeOption = HOME,
+    model: Annotated[list[str] | None, typer.Option(help="a model of ours that may be asked for: module:Class")] = None,
+    method: Annotated[
+        list[str] | None, typer.Option(help="a method of ours that may be asked for: module:Class")
+    ] = None,
+    threads: Annotated[int, typer.Option(help="of the processor, that training may use", min=1)] = 1,
+) -> None:
+    """Take part in runs with our own rows, which stay here, until Ctrl-C."""
+    _operate().run_client(data, name, home, tuple(model or []), tuple(method or []), threads)
+
+
+@app.command("start")
+@with_run_options
+def start(
+    method: Annotated[str | None, typer.Argument(help="e.g. fedala, ditto:lam=0.5, fedavg+ft")] = None,
+    *,
+    given: dict[str, Any],
+    home: HomeOption = HOME,
+    resume: Annotated[Path | None, typer.Option("--resume", help="resume this run", metavar="RUN")] = None,
+    wait: Annotated[float, typer.Option(help="seconds to wait until --clients N, or all, are there")] = 60.0,
+    deadline: Deadline = 600.0,
+    quorum: Quorum = 0.5,
+    resend: Resend = 120.0,
+    set_: Setting = None,
+    config: ConfigFile = None,
+    out: Out = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """One run with the clients that are connected: the options are those of `plures run`."""
+    from plures.cli import commands  # here: it imports torch, and help must come at once
+
+    operate = _operate()
+    operate.refuse_options_of_simulation(given)
+    values = collect(config, given | {"method": method}, set_) if method is not None else None
+    terms = (deadline, quorum, resend)
+    commands.start_federated(operate, values, home, resume, wait, terms, out, as_json, quiet)
+
+
+@app.command()
+def status(home: HomeOption = HOME, as_json: Json = False) -> None:
+    """Who is there, and how far runs are."""
+    _operate().print_status(home, as_json)
+
+
+@app.command()
+def stop(
+    run: Annotated[Path | None, typer.Argument(help="a run folder; without one, the server", metavar="RUN")] = None,
+    home: HomeOption = HOME,
+) -> None:
+    """Stop a run after its round, so that it can be resumed later; or stop the server."""
+    _operate().stop(run, home)
+
+
+@app.command()
+def adapt(
+    run: Annotated[Path, typer.Argument(help="the folder of a federated run", metavar="RUN")],
+    client: Annotated[str, typer.Option(help="the name of a client that is connected and was not in training")],
+    epochs: Annotated[int, typer.Option(help="passes over the new client's rows", min=0)] = 5,
+    home: HomeOption = HOME,
+    deadline: Deadline = 600.0,
+    as_json: Json = False,
+) -> None:
+    """A client that was not in training, while a run goes on or after it, makes a model of its own and keeps it."""
+    _operate().adapt(run, client, epochs, home, deadline, as_json)

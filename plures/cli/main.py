@@ -1,0 +1,229 @@
+"""The command line: what each command takes. What it does is imported when it is called, so that help comes at once."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from plures.cli import federate, listing
+from plures.cli.options import (
+    ConfigFile,
+    DataDir,
+    DryRun,
+    Json,
+    Log,
+    Out,
+    Quiet,
+    RunFolder,
+    Setting,
+    Workers,
+    collect,
+    with_run_options,
+)
+from plures.errors import PluresError
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+app = typer.Typer(
+    name="plures",
+    help="Personalized federated learning: every client ends up with a model of its own. After any command, --debug "
+    "shows the traceback of an error.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _commands() -> "ModuleType":
+    from plures.cli import commands  # here: it imports torch, which takes seconds, and help must come at once
+
+    return commands
+
+
+@app.command()
+@with_run_options
+def run(
+    method: Annotated[str, typer.Argument(help="e.g. fedala, fedrod:loss=ce, ditto+ala; see `plures list methods`")],
+    *,
+    given: dict[str, Any],
+    set_: Setting = None,
+    config: ConfigFile = None,
+    out: Out = None,
+    log: Log = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    dry_run: DryRun = False,
+) -> None:
+    """One run."""
+    values = collect(config, given | {"method": method}, set_)
+    _commands().run(values, out, log, as_json, quiet, dry_run)
+
+
+@app.command()
+@with_run_options
+def compare(
+    methods: Annotated[list[str], typer.Argument(help="two or more methods")],
+    *,
+    given: dict[str, Any],
+    seeds: Annotated[str | None, typer.Option("--seeds", help="e.g. 0,1,2; each method is run with each")] = None,
+    equal: Annotated[
+        str, typer.Option("--equal", help="what all spend as much of as the first: rounds, bytes, seconds or flops")
+    ] = "rounds",
+    latex: Annotated[bool, typer.Option("--latex", help="print the table for LaTeX, too")] = False,
+    set_: Setting = None,
+    config: ConfigFile = None,
+    out: Out = None,
+    log: Log = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Several methods on the same split, schedule and initial weights; a table and a report."""
+    values = collect(config, given, set_)
+    _commands().compare(list(methods), values, seeds, equal, latex, out, log, as_json, quiet, dry_run)
+
+
+@app.command()
+def resume(folder: RunFolder, workers: Workers = None, as_json: Json = False, quiet: Quiet = False) -> None:
+    """Resume a run exactly where it stopped."""
+    _commands().resume(folder, workers, as_json, quiet)
+
+
+@app.command()
+def reproduce(
+    preset: Annotated[str, typer.Argument(help="a table of a paper; see `plures list presets`")],
+    scale: Annotated[str, typer.Option("--scale", help="smoke, small or full")] = "small",
+    only: Annotated[list[str] | None, typer.Option("--method", help="only this method of it; repeatable")] = None,
+    data_dir: Annotated[str | None, typer.Option("--data-dir", help="folder of data sets")] = None,
+    workers: Workers = None,
+    out: Annotated[Path | None, typer.Option("--out", help="the folder", show_default="runs/PRESET-SCALE")] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """A paper's table, with the published numbers beside ours. Stopped, it goes on where it was."""
+    _commands().reproduce(preset, scale, only or [], data_dir, workers, out, as_json, quiet)
+
+
+@app.command("list")
+def list_(what: Annotated[str, typer.Argument(help=", ".join(listing.LISTS))]) -> None:
+    """The methods, data sets, models, partitions or presets that can be named."""
+    listing.print_list(what)
+
+
+data_app = typer.Typer(help="Data sets: which are here, and fetch or check one.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+
+@data_app.command("list")
+def data_list(data_dir: DataDir = None) -> None:
+    """Which data sets are here, and where they are looked for."""
+    listing.print_data(data_dir)
+
+
+@data_app.command("get")
+def data_get(
+    name: Annotated[str, typer.Argument(help="a data set; see `plures data list`")], data_dir: DataDir = None
+) -> None:
+    """Check a data set, and fetch it from its publisher if it is not here."""
+    listing.get_data(name, data_dir)
+
+
+@app.command("show")
+@with_run_options
+def show_(
+    method: Annotated[str, typer.Argument(help="a method, e.g. fedala or ditto+ala")], *, given: dict[str, Any]
+) -> None:
+    """The idea of a method, the paper, its settings, what travels and what stays."""
+    if not given and listing.print_known_method(method):
+        return
+    _commands().show(method, collect(None, given | {"method": method}, None))
+
+
+@app.command()
+@with_run_options
+def doctor(
+    method: Annotated[str, typer.Argument(help="a method")] = "fedavg",
+    *,
+    given: dict[str, Any],
+    set_: Setting = None,
+    config: ConfigFile = None,
+) -> None:
+    """What will go wrong, before it does: sizes, memory, traffic, odd clients."""
+    _commands().doctor(collect(config, given | {"method": method}, set_))
+
+
+@app.command()
+def export(
+    folder: RunFolder,
+    client: Annotated[int, typer.Option("--client", help="whose model")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="the file to write")] = Path("model.safetensors"),
+) -> None:
+    """The personal model of a client as a safetensors file."""
+    _commands().export(folder, client, out)
+
+
+@app.command()
+def adapt(
+    folder: RunFolder,
+    client_data: Annotated[
+        Path | None, typer.Option("--client-data", help="the new client's rows: a .npz or .csv file", metavar="FILE")
+    ] = None,
+    class_counts: Annotated[
+        str | None, typer.Option("--class-counts", help="instead of rows, how many there are of each class: 12,0,3")
+    ] = None,
+    epochs: Annotated[int, typer.Option("--epochs", help="passes over the new client's rows", min=0)] = 5,
+    out: Annotated[Path, typer.Option("-o", "--out", help="the file to write")] = Path("model.safetensors"),
+    as_json: Json = False,
+) -> None:
+    """A personal model for a client that was not in training."""
+    _commands().adapt(folder, client_data, class_counts, epochs, out, as_json)
+
+
+@app.command("report")
+def report_(
+    folders: Annotated[list[Path], typer.Argument(help="run folders", metavar="RUN ...")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="the page to write")] = Path("report.html"),
+    figures: Annotated[
+        Path | None, typer.Option("--figures", help="a folder for the figures as SVG, PDF and PNG", metavar="DIR")
+    ] = None,
+) -> None:
+    """One self-contained page about one or more runs, or about a folder of runs."""
+    _commands().report(folders, out, figures)
+
+
+app.add_typer(federate.app)
+
+
+def main() -> None:
+    """Run a command; mistakes are told in a sentence, with their exit code."""
+    sys.exit(call(sys.argv[1:]))
+
+
+def call(arguments: list[str]) -> int:
+    """Run the command that these words name, and return its exit code."""
+    debug = "--debug" in arguments
+    command: Callable[..., Any] = typer.main.get_command(app)
+    try:
+        command([word for word in arguments if word != "--debug"], standalone_mode=False)
+        return 0
+    except typer.Exit as error:
+        return error.exit_code
+    except PluresError as error:
+        if debug:
+            raise
+        print(f"plures: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("plures: interrupted", file=sys.stderr)
+        return 130
+    except Exception as error:
+        if hasattr(error, "exit_code") and hasattr(error, "format_message"):  # a usage error of the parser
+            print(f"plures: {error.format_message()}", file=sys.stderr)
+            return 2
+        if debug:
+            raise
+        print(f"plures: {type(error).__name__}: {error}; --debug shows where", file=sys.stderr)
+        return 4

@@ -1,0 +1,248 @@
+"""What users see in the terminal while runs go on and when they have ended: progress and tables."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from plures.files import in_bytes
+from plures.runs.callbacks import Callback
+from plures.runs.loop import Result
+from plures.runs.results import Round
+from plures.runs.state import RunState
+from plures.studies import reproduce
+from plures.studies.preset import Preset, Scale
+from plures.studies.tables import Line, percent_of
+
+SECONDS_BETWEEN_LINES = 1.0  # where there is no terminal to draw a bar on
+
+
+def percent(value: float | None) -> str:
+    return "-" if value is None or np.isnan(value) else f"{100 * value:.2f} %"
+
+
+class ProgressReport(Callback):
+    """A bar on a terminal, plain lines elsewhere; both end up in the log."""
+
+    def __init__(self, console: Console, name: str, log: Path | None, quiet: bool) -> None:
+        self.console, self.name, self.log, self.quiet = console, name, log, quiet
+        self.began, self.last_line, self.n_bytes, self.first = 0.0, 0.0, 0, 0
+        self.bar: Progress | None = None
+
+    def note(self, line: str) -> None:
+        if self.log is not None:
+            with open(self.log, "a", encoding="utf-8") as file:
+                file.write(line + "\n")
+
+    def say(self, line: str) -> None:
+        self.note(line)
+        if not self.quiet:
+            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def started(self, state: RunState) -> None:
+        self.began, self.first = time.perf_counter(), state.round
+        self.n_bytes = sum(row.bytes_down + row.bytes_up for row in state.rows)
+        config = state.scene.config
+        odd = len(state.scene.population.train) - len(state.eligible)
+        self.say(
+            f"{config.method}: {config.clients} clients of {config.data} ({config.split or config.partition}), "
+            f"{config.model}, {config.rounds} rounds, seed {config.seed}"
+            + (f"; {odd} clients have no rows and sit out" if odd else "")
+            + (f"; resumed after round {state.round}" if state.round else "")
+        )
+        if self.console.is_terminal and not self.quiet:
+            self.bar = Progress(
+                TextColumn(f"{self.name:14}"),
+                BarColumn(bar_width=24),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[numbers]}"),
+                TimeRemainingColumn(),
+                console=self.console,
+            )
+            self.bar.start()
+            self.task = self.bar.add_task("", total=config.rounds, completed=state.round, numbers="")
+
+    def played(self, state: RunState, row: Round) -> None:
+        self.n_bytes += row.bytes_down + row.bytes_up
+        numbers = f"loss {row.loss:.4f}"
+        if row.personal_mean is not None:
+            numbers += f"  personal {percent(row.personal_mean)}"
+        numbers += f"  {in_bytes(self.n_bytes)}"
+        if self.bar is not None:
+            self.bar.update(self.task, completed=row.round, numbers=numbers)
+        spent = time.perf_counter() - self.began
+        left = spent / max(1, row.round - self.first) * (state.scene.config.rounds - row.round)
+        line = f"round {row.round}/{state.scene.config.rounds}  {numbers}  {left:.0f} s left"
+        now = time.perf_counter()
+        if self.bar is None and (
+            now - self.last_line > SECONDS_BETWEEN_LINES or row.round == state.scene.config.rounds
+        ):
+            self.last_line = now
+            self.say(line)
+        else:
+            self.note(line)
+
+    def ended(self) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+            self.bar = None
+
+
+class GrowingTable:
+    """A comparison while it runs: on a terminal a table that grows, elsewhere a line for each run that is done."""
+
+    def __init__(self, console: Console, quiet: bool) -> None:
+        self.console, self.quiet = console, quiet
+        self.found: list[list[str]] = []
+        self.running: list[str] | None = None
+        self.live: Live | None = None
+
+    def __enter__(self) -> "GrowingTable":
+        if self.console.is_terminal and not self.quiet:
+            self.live = Live(self.table(), console=self.console, refresh_per_second=4, transient=True)
+            self.live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.live is not None:
+            self.live.stop()
+            self.live = None
+
+    def say(self, line: str) -> None:
+        if not self.quiet:
+            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def table(self) -> Table:
+        table = _table()
+        for cells in [*self.found, *([self.running] if self.running else [])]:
+            table.add_row(*cells)
+        return table
+
+    def progress(self, name: str, state: RunState, row: Round | None) -> None:
+        if self.live is None:
+            return
+        at = f"{state.round}/{state.scene.config.rounds}"
+        accuracy = percent(row.personal_mean) if row is not None and row.personal_mean is not None else "..."
+        self.running = [name, accuracy, "", "", "", "", "", at]
+        self.live.update(self.table())
+
+    def done(self, method: str, seed: int, result: Result) -> None:
+        name, self.running = f"{method} ({seed})", None
+        self.found.append(result_cells(name, result.summary))
+        if self.live is not None:
+            self.live.update(self.table())
+        elif not self.quiet:
+            self.console.print(result_line(name, result.summary), markup=False, highlight=False, soft_wrap=True)
+
+    def callback(self, method: str, seed: int, folder: Path | None) -> Callback:
+        return _Row(self, f"{method} ({seed})", folder)
+
+
+class _Row(ProgressReport):
+    """The run that is going on, as the last row of a growing table; all lines go to the run's log."""
+
+    def __init__(self, table: GrowingTable, name: str, folder: Path | None) -> None:
+        super().__init__(table.console, name, folder / "log.txt" if folder else None, quiet=True)
+        self.table = table
+
+    def started(self, state: RunState) -> None:
+        super().started(state)
+        self.table.progress(self.name, state, state.rows[-1] if state.rows else None)
+
+    def played(self, state: RunState, row: Round) -> None:
+        super().played(state, row)
+        self.table.progress(self.name, state, row)
+
+
+def comparison_table(found: list[Line]) -> Table:
+    """One row for each method, over its seeds."""
+    table = Table(box=box.SIMPLE, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False)
+    heads = ["method", *found[0].spreads, "harmed", "traffic", "FLOPs", "seconds", "p"]
+    for head in heads:
+        table.add_column(head, justify="left" if head == "method" else "right", no_wrap=True)
+    for line in found:
+        table.add_row(
+            line.method,
+            *[percent_of(spread) for spread in line.spreads.values()],
+            "-" if not line.harmed else f"{np.mean(line.harmed):.4g}",
+            in_bytes(line.n_bytes),
+            f"{line.flops:.1e}",
+            f"{line.seconds:.1f}",
+            "" if line.p is None else f"{line.p:.2g}",
+        )
+    table.caption = "accuracies in %; p: that clients' accuracies differ from the first method's by chance alone"
+    return table
+
+
+def reproduction_table(title: str, cells: list[reproduce.Cell], scale: str) -> Table:
+    """Theirs and ours, a row for each method and column of the paper; a smoke test is not to be compared."""
+    table = Table(title=title, box=box.SIMPLE, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False)
+    for head in ("method", "number", "published", "ours", "gap", "verdict"):
+        table.add_column(head, justify="left" if head in ("method", "number", "verdict") else "right", no_wrap=True)
+    for cell in cells:
+        theirs = "-" if cell.published is None else f"{cell.published:.2f}"
+        theirs += f" ± {cell.published_std:.2f}" if cell.published_std is not None else ""
+        ours = "-" if not cell.ours.n else f"{cell.ours.mean:.2f}"
+        ours += f" ± {cell.ours.std:.2f}" if cell.ours.n > 1 else ""
+        compared = cell.published is not None and cell.ours.n and scale != "smoke"
+        gap = f"{cell.ours.mean - (cell.published or 0):+.2f}" if compared else ""
+        table.add_row(cell.method, cell.column, theirs, ours, gap, cell.verdict if compared else "")
+    return table
+
+
+def reproduction_words(preset: Preset, cells: list[reproduce.Cell], scale: Scale) -> list[str]:
+    """What the table says, and what it cannot say."""
+    if scale == "smoke":
+        return ["a smoke test proves that it runs; its numbers are those of other data and are not to be compared"]
+    out = []
+    for order in reproduce.orders(preset, cells):
+        if order.pairs:
+            broken = f"; not: {', '.join(order.broken)}" if order.broken else ""
+            out.append(f"{order.column}: the published order holds for {order.holds} of {order.pairs} pairs{broken}")
+    if scale == "small":
+        out.append("at small size the order may hold, the numbers need not: use --scale full for the paper's size")
+        done = dict.fromkeys(cell.method for cell in cells)
+        spelled = {method: preset.run_as(method, scale) for method in done}
+        out += [f"{method} is run as {other} at this size" for method, other in spelled.items() if other != method]
+    return out + [f"note: {sentence}" for sentence in preset.unknown]
+
+
+def _table() -> Table:
+    table = Table(box=box.SIMPLE, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False)
+    for head in ("method", "personal", "worst 5 %", "pooled", "generic", "harmed", "traffic", "seconds"):
+        table.add_column(head, justify="left" if head == "method" else "right", no_wrap=True)
+    return table
+
+
+def result_table(results: dict[str, Result]) -> Table:
+    """One row for each run."""
+    table = _table()
+    for name, result in results.items():
+        table.add_row(*result_cells(name, result.summary))
+    return table
+
+
+def result_line(name: str, summary: dict[str, Any]) -> str:
+    """A method's numbers in one line, for while a comparison goes on."""
+    cells = result_cells(name, summary)
+    return f"{cells[0]:16} personal {cells[1]:>8}   worst 5 % {cells[2]:>8}   generic {cells[4]:>8}   {cells[7]:>7} s"
+
+
+def result_cells(name: str, summary: dict[str, Any]) -> list[str]:
+    personal, generic = summary["personal"] or {}, summary["generic"] or {}
+    return [
+        name,
+        percent(personal.get("mean")),
+        percent(personal.get("worst5")),
+        percent(personal.get("pooled")),
+        percent(generic.get("accuracy")),
+        "-" if summary["harmed"] is None else str(summary["harmed"]),
+        in_bytes(summary["bytes"]["down"] + summary["bytes"]["up"]),
+        f"{summary['seconds']['total']:.1f}",
+    ]

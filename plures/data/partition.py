@@ -1,0 +1,634 @@
+"""Partitions: which rows of a data set each client has, and which of these it is tested on.
+
+Each partition is a function from labels to one array of rows a client; some then change the names of
+classes or leave rows out. It is feasible by construction or refuses with a reason, and its randomness
+comes from the generator it is given.
+"""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from plures.data.dataset import Dataset
+from plures.errors import DataError, UsageError, unknown
+from plures.seeds import generator
+
+_LEAST = 40  # rows that the dirichlet partition gives to every client, if there are enough
+_CLIENTS = 20  # if nobody says how many
+
+
+class Split(NamedTuple):
+    """The rows of each client, sorted."""
+
+    train: list[np.ndarray]
+    test: list[np.ndarray]
+    labels: list[np.ndarray] | None = None  # each client's name for every class, where clients rename them
+
+
+def _positive(value: float) -> bool:
+    return value > 0
+
+
+class Partition(NamedTuple):
+    """A way to deal rows to clients."""
+
+    description: str
+    needs_value: bool
+    value_help: str
+    make: Callable[[Dataset, int, Any, np.random.Generator], list[np.ndarray]]
+    allows: Callable[[float], bool] = _positive  # which finite values
+    keeps_test: bool = False  # the data set's own test part, if there is one, is what clients are tested on
+    n_clients: Callable[[Dataset], int] = lambda data: _CLIENTS  # if nobody says how many
+    finish: Callable[[Dataset, Split, Any, np.random.Generator], Split] | None = None  # done to the rows once dealt
+
+
+def parse(text: str) -> tuple[str, float | None]:
+    """The name and the value of a partition, e.g. of "dirichlet:0.1"."""
+    name, colon, given = text.partition(":")
+    if name not in PARTITIONS:
+        raise unknown("partition", name, PARTITIONS)
+    kind = PARTITIONS[name]
+    if not kind.needs_value:
+        if colon:
+            raise UsageError(f"partition {text!r}: {name} takes no value. Write {name!r}.")
+        return name, None
+    try:
+        value = float(given)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value) or not kind.allows(value):
+        raise UsageError(f"partition {text!r}: {name} needs {kind.value_help}.")
+    return name, value
+
+
+def make_split(
+    dataset: Dataset, partition: str, n_clients: int | None, seed: int, test_share: float = 0.25, share: float = 1.0
+) -> Split:
+    """Deal the rows to clients, then set aside a share of each client's rows of each label for testing.
+
+    Without a number of clients there are 20, or with `natural` all that the data has.
+    """
+    name, value = parse(partition)
+    kind = PARTITIONS[name]
+    if n_clients is not None and n_clients < 1:
+        raise UsageError(f"the number of clients is {n_clients}; it must be at least 1.")
+    if not 0 < test_share < 1:
+        raise UsageError(f"the share of rows for testing is {test_share}; it must be more than 0 and less than 1.")
+    if share < 1:
+        used = some_rows(dataset, share, generator(seed, "share of rows"))
+        client = None if dataset.client is None else dataset.client[used]
+        n_train = int((used < dataset.n_train).sum())
+        some = dataset._replace(x=dataset.x[used], y=dataset.y[used], n_train=n_train, client=client)
+        split = make_split(some, partition, n_clients, seed, test_share)
+        return split._replace(train=[used[rows] for rows in split.train], test=[used[rows] for rows in split.test])
+    if n_clients is None:
+        n_clients = kind.n_clients(dataset)
+    clients = kind.make(dataset, n_clients, value, generator(seed, "partition"))
+    if kind.keeps_test and dataset.n_train < len(dataset.y):
+        parts = [(rows[rows < dataset.n_train], rows[rows >= dataset.n_train]) for rows in clients]
+    else:
+        rng = generator(seed, "test rows")
+        parts = [train_and_test(rows, dataset.y[rows], test_share, rng) for rows in clients]
+    split = Split([train for train, _ in parts], [test for _, test in parts])
+    return split if kind.finish is None else kind.finish(dataset, split, value, generator(seed, name))
+
+
+def some_rows(dataset: Dataset, share: float, rng: np.random.Generator) -> np.ndarray:
+    """A share of the rows of each class, at least one, in their order."""
+    labels = dataset.y if dataset.y.ndim == 1 else np.zeros(len(dataset.y), np.int64)
+    chosen = []
+    for label in np.unique(labels):
+        rows = np.flatnonzero(labels == label)
+        chosen.append(rng.choice(rows, max(1, round(share * len(rows))), replace=False))
+    return np.sort(np.concatenate(chosen))
+
+
+def names_of_clients(dataset: Dataset, split: Split) -> tuple[str, ...]:
+    """The names of the data's own clients, if each client of the split is one of them; else none."""
+    if dataset.client is None:
+        return ()
+    found = [np.unique(dataset.client[np.concatenate(rows)]) for rows in zip(split.train, split.test, strict=True)]
+    own = [int(ids[0]) for ids in found if len(ids) == 1]
+    if len(set(own)) < len(found):
+        return ()
+    return tuple(dataset.client_names[client] if dataset.client_names else str(client) for client in own)
+
+
+def drawn_last(split: Split, n: int, seed: int) -> Split:
+    """The same clients in their order, but n of them, drawn by the seed, at the end."""
+    if n == 0:
+        return split
+    chosen = set(
+        generator(seed, "new clients").choice(len(split.train), min(n, len(split.train)), replace=False).tolist()
+    )
+    order = sorted(range(len(split.train)), key=lambda i: (i in chosen, i))
+
+    def ordered(parts: list[np.ndarray]) -> list[np.ndarray]:
+        return [parts[i] for i in order]
+
+    return Split(ordered(split.train), ordered(split.test), ordered(split.labels) if split.labels else None)
+
+
+def relabelled(y: np.ndarray, split: Split) -> np.ndarray:
+    """The labels with every client's own names for the classes."""
+    if split.labels is None:
+        return y
+    new = y.copy()
+    for own, rows in zip(split.labels, zip(split.train, split.test, strict=True), strict=True):
+        for part in rows:
+            new[part] = own[y[part]]
+    return new
+
+
+# --- the partitions ---
+
+
+def iid(y: np.ndarray, n_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """All rows, dealt at random: sizes differ by at most one."""
+    _check_enough("iid", len(y), n_clients)
+    owner = np.empty(len(y), np.int64)
+    owner[rng.permutation(len(y))] = np.arange(len(y)) % n_clients
+    return _rows_of_clients(owner, n_clients)
+
+
+def dirichlet(y: np.ndarray, n_clients: int, beta: float, rng: np.random.Generator) -> list[np.ndarray]:
+    """All rows; each class is dealt in shares from Dirichlet(beta), with a least number of rows a client.
+
+    A client that holds an equal part of all rows or more gets nothing of the classes that follow, as in
+    the practical setting of FedALA. In the end clients below the least number, 40 or half an equal part,
+    are filled up with random rows of the largest clients.
+    """
+    _check_enough("dirichlet", len(y), n_clients)
+    owner = np.empty(len(y), np.int64)
+    sizes = np.zeros(n_clients, np.int64)
+    for rows in _rows_of_classes(y, rng):
+        below = sizes < len(y) / n_clients  # never empty, as rows are left
+        shares = np.where(below, _shares(n_clients, beta, rng), 0)
+        counts = _cut(len(rows), shares if shares.sum() > 0 else below / below.sum())
+        owner[rows] = np.repeat(np.arange(n_clients), counts)
+        sizes += counts
+    _fill_up(owner, n_clients, min(_LEAST, len(y) // n_clients // 2), rng)
+    return _rows_of_clients(owner, n_clients)
+
+
+def dirichlet_class(
+    y: np.ndarray, n_clients: int, alpha: float, rng: np.random.Generator, n_train: int | None = None
+) -> list[np.ndarray]:
+    """All rows; each class is dealt in shares from Dirichlet(alpha), as Fed-RoD does. A client may get none.
+
+    The first `n_train` rows and the others are dealt apart, in the same shares.
+    """
+    owner = np.empty(len(y), np.int64)
+    n_train = len(y) if n_train is None else n_train
+    for rows in _rows_of_classes(y, rng):
+        shares = _shares(n_clients, alpha, rng)
+        for part in (rows[rows < n_train], rows[rows >= n_train]):
+            owner[part] = np.repeat(np.arange(n_clients), _cut(len(part), shares))
+    return _rows_of_clients(owner, n_clients)
+
+
+def pathological(y: np.ndarray, n_clients: int, k: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """k classes a client, unequal sizes; clients form groups with the same classes, as in FedALA.
+
+    Every row of a class that some client has is dealt. The walk over the classes may end before the last
+    ones, which then nobody has.
+    """
+    classes = _rows_of_classes(y, rng)
+    _check_k("pathological", k, len(classes))
+    has = np.zeros((n_clients, len(classes)), bool)
+    n_takers = -(-n_clients * k // len(classes))
+    for c in range(len(classes)):
+        has[np.flatnonzero(has.sum(1) < k)[:n_takers], c] = True
+    # The walk may leave the last clients with too few classes: they get the ones that the fewest have.
+    for client in np.flatnonzero(has.sum(1) < k):
+        order = np.lexsort((has.sum(0), has[client]))
+        has[client, order[: k - has[client].sum()]] = True
+
+    owner = np.full(len(y), -1, np.int64)
+    for c, rows in enumerate(classes):
+        takers = np.flatnonzero(has[:, c])
+        if len(takers) == 0:
+            continue
+        equal = _equal_part("pathological", y[rows[0]], len(rows), len(takers))
+        counts = rng.integers(max(equal // 10, 1), equal, len(takers), endpoint=True)
+        counts[-1] = len(rows) - counts[:-1].sum()
+        owner[rows] = np.repeat(takers, counts)
+    return _rows_of_clients(owner, n_clients)
+
+
+def labels(y: np.ndarray, n_clients: int, k: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """k classes a client, the same number of rows of each class and client, as in PLGU.
+
+    The numbers of clients of two classes differ by at most one. The class that is scarcest for its
+    clients sets the number of rows; what is left of the others is not used.
+    """
+    classes = _rows_of_classes(y, rng)
+    _check_k("labels", k, len(classes))
+    has = _classes_in_turn(n_clients, k, len(classes), rng)
+    takers = [np.flatnonzero(has[:, c]) for c in range(len(classes))]
+    share = min(
+        _equal_part("labels", y[rows[0]], len(rows), len(clients))
+        for rows, clients in zip(classes, takers, strict=True)
+        if len(clients)
+    )
+    if k * share < 2:
+        raise UsageError(
+            f"labels:{k} has one row for each of the {n_clients} clients, none of them to test on; use fewer clients."
+        )
+    owner = np.full(len(y), -1, np.int64)
+    for rows, clients in zip(classes, takers, strict=True):
+        owner[rows[: share * len(clients)]] = np.repeat(clients, share)
+    return _rows_of_clients(owner, n_clients)
+
+
+def main(y: np.ndarray, n_clients: int, k: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """All classes for every client, of which k main ones make 60 % of its rows; equal sizes, as in pFedLA.
+
+    A client has as many rows of each of its main classes as of the others among them, give or take one,
+    and so it is with the classes that are not. The numbers of clients that two classes are main for
+    differ by at most one. Clients are as large as the rows of the classes allow; the rest is not used.
+    """
+    classes = _rows_of_classes(y, rng)
+    if not 0 < 5 * k < 3 * len(classes):
+        raise UsageError(
+            f"main:{k} asks for {k} classes that make 60 % of a client's rows, each with more than any other class; "
+            f"the data has {len(classes)} classes. Use at most {(3 * len(classes) - 1) // 5}."
+        )
+    is_main = _classes_in_turn(n_clients, k, len(classes), rng)
+    supply = np.array([len(rows) for rows in classes])
+    counts = _main_counts(is_main, k, supply)
+    if counts is None:
+        raise UsageError(
+            f"main:{k} cannot give each of {n_clients} clients rows of all {len(classes)} classes and 60 % from {k} "
+            f"of them: the smallest class has {supply.min()} rows. Use fewer clients or more main classes."
+        )
+    owner = np.full(len(y), -1, np.int64)
+    for c, rows in enumerate(classes):
+        owner[rows[: counts[:, c].sum()]] = np.repeat(np.arange(n_clients), counts[:, c])
+    return _rows_of_clients(owner, n_clients)
+
+
+def natural(dataset: Dataset, n_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """The data's own clients, or some of them at random, in their order.
+
+    Only those with rows in the train part count: the others could not take part in training. Rows of
+    clients that were not drawn are not used.
+    """
+    own, of_row = _own_clients(dataset)
+    if n_clients > len(own):
+        raise UsageError(
+            f"natural cannot make {n_clients} clients: {dataset.name} has {len(own)} with rows to train on. "
+            f"Use at most {len(own)}, or leave out the number to have them all."
+        )
+    chosen = np.sort(rng.choice(own, n_clients, replace=False))
+    place = np.searchsorted(chosen, of_row).clip(max=n_clients - 1)
+    return _rows_of_clients(np.where(chosen[place] == of_row, place, -1), n_clients)
+
+
+def renamed(dataset: Dataset, split: Split, zeta: float, rng: np.random.Generator) -> Split:
+    """Give a share 1 - zeta of the clients, at random, names of their own for the classes, as in AFML.
+
+    So the same row can have another label at another client. zeta = 1 changes nothing; zeta = 0 makes all
+    clients differ.
+    """
+    n_clients = len(split.train)
+    n_renamed = int((1 - zeta) * n_clients + 0.5 + 1e-9)  # 0.1 * 5 may come as 0.4999...
+    if n_renamed == 0:
+        return split
+    names = [np.arange(dataset.n_classes) for _ in range(n_clients)]
+    for client in rng.permutation(n_clients)[:n_renamed]:
+        names[client] = rng.permutation(dataset.n_classes)
+    return split._replace(labels=names)
+
+
+def thinned(dataset: Dataset, split: Split, ratio: float, rng: np.random.Generator) -> Split:
+    """Leave out training rows, so that the first class has `ratio` times the rows of the last, as in Fed-RoD.
+
+    From class to class the number falls by the same factor. It is as large as the classes allow, at least
+    one row each. A client keeps its share of each class. Test rows all stay, so tests are as balanced as
+    the data is.
+    """
+    owner = np.full(len(dataset.y), -1, np.int64)
+    for client, rows in enumerate(split.train):
+        owner[rows] = client
+    dealt = np.flatnonzero(owner >= 0)
+    classes = [dealt[rows] for rows in _rows_of_classes(dataset.y[dealt], rng)]
+    factors = ratio ** -(np.arange(len(classes)) / max(len(classes) - 1, 1))
+    supply = np.array([len(rows) for rows in classes])
+    with np.errstate(over="ignore"):  # a class of which any number is enough
+        most = (supply / factors).min()  # rows of the first class
+    wanted = np.maximum((most * factors + 1e-9).astype(np.int64), 1)
+    for rows, n_rows in zip(classes, wanted, strict=True):
+        rows = rows[np.argsort(owner[rows], kind="stable")]
+        # Evenly over the rows in the order of their clients: as if the fewer rows were cut at the same shares.
+        ends = np.arange(len(rows) + 1) * n_rows // len(rows)
+        owner[rows[np.diff(ends) == 0]] = -1
+    return split._replace(train=_rows_of_clients(owner, len(split.train)))
+
+
+def _count(value: float) -> bool:
+    return value >= 1 and value == int(value)
+
+
+PARTITIONS: dict[str, Partition] = {
+    "iid": Partition(
+        "random rows, as many for every client",
+        False,
+        "no value",
+        lambda data, n, value, rng: iid(data.y, n, rng),
+    ),
+    "dirichlet": Partition(
+        "dirichlet:BETA, classes in random shares (the smaller BETA, the less alike), at least some rows a client",
+        True,
+        "a number more than 0, e.g. dirichlet:0.1",
+        lambda data, n, value, rng: dirichlet(data.y, n, value, rng),
+    ),
+    "dirichlet-class": Partition(
+        "dirichlet-class:ALPHA, classes in random shares, test rows in the same ones; clients may have no rows",
+        True,
+        "a number more than 0, e.g. dirichlet-class:0.3",
+        lambda data, n, value, rng: dirichlet_class(data.y, n, value, rng, data.n_train),
+        keeps_test=True,
+    ),
+    "pathological": Partition(
+        "pathological:K, K classes a client, in groups of clients with the same classes and unequal sizes",
+        True,
+        "a whole number of classes from 1, e.g. pathological:2",
+        lambda data, n, value, rng: pathological(data.y, n, int(value), rng),
+        allows=_count,
+    ),
+    "labels": Partition(
+        "labels:K, K classes a client at random, equal sizes",
+        True,
+        "a whole number of classes from 1, e.g. labels:2",
+        lambda data, n, value, rng: labels(data.y, n, int(value), rng),
+        allows=_count,
+    ),
+    "main": Partition(
+        "main:K, all classes for every client, 60 % of its rows from K of them; equal sizes",
+        True,
+        "a whole number of classes from 1, e.g. main:2",
+        lambda data, n, value, rng: main(data.y, n, int(value), rng),
+        allows=_count,
+    ),
+    "relabel": Partition(
+        "relabel:ZETA, dirichlet:0.5 where a share 1 - ZETA of the clients have names of their own for the classes",
+        True,
+        "a number from 0 (all clients rename) to 1 (none does), e.g. relabel:0.5",
+        lambda data, n, value, rng: dirichlet(data.y, n, 0.5, rng),
+        allows=lambda value: 0 <= value <= 1,
+        finish=renamed,
+    ),
+    "longtail": Partition(
+        "longtail:RATIO, dirichlet-class:0.3 with RATIO times as many training rows of the first class as of the last",
+        True,
+        "a number from 1, e.g. longtail:10",
+        lambda data, n, value, rng: dirichlet_class(data.y, n, 0.3, rng, data.n_train),
+        allows=lambda value: value >= 1,
+        keeps_test=True,
+        finish=thinned,
+    ),
+    "natural": Partition(
+        "the data's own clients: all, or as many as --clients says, at random",
+        False,
+        "no value",
+        lambda data, n, value, rng: natural(data, n, rng),
+        keeps_test=True,
+        n_clients=lambda data: len(_own_clients(data)[0]),
+    ),
+}
+
+
+# --- what they are made of ---
+
+
+def _check_enough(name: str, n_rows: int, n_clients: int) -> None:
+    if n_rows < 2 * n_clients:
+        raise UsageError(
+            f"{name} cannot deal {n_rows} rows to {n_clients} clients: each needs at least 2, one to train "
+            f"and one to test on. Use at most {n_rows // 2} clients."
+        )
+
+
+def _check_k(name: str, k: int, n_classes: int) -> None:
+    if not 1 <= k <= n_classes:
+        raise UsageError(
+            f"{name}:{k} asks for {k} classes a client; the data has {n_classes}, so use 1 to {n_classes}."
+        )
+
+
+def _equal_part(name: str, label: int, n_rows: int, n_takers: int) -> int:
+    """Rows of a class for each of the clients that have it, at least one."""
+    if n_rows < n_takers:
+        raise UsageError(
+            f"{name} cannot deal the {n_rows} rows of class {label} to the {n_takers} clients that need one; "
+            "use fewer clients or fewer classes a client."
+        )
+    return n_rows // n_takers
+
+
+def _own_clients(dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
+    """The data's own clients that have rows to train on, ascending, and the client of each row."""
+    if dataset.client is None:
+        raise UsageError(
+            f"natural needs data with clients of its own, and {dataset.name} has none. Use another partition, "
+            "e.g. dirichlet:0.1, or data that says whose each row is."
+        )
+    return np.unique(dataset.client[: dataset.n_train]), dataset.client
+
+
+def _classes_in_turn(n_clients: int, k: int, n_classes: int, rng: np.random.Generator) -> np.ndarray:
+    """[client, class]: k classes for each client, at random among those that the fewest have."""
+    has = np.zeros((n_clients, n_classes), bool)
+    used = np.zeros(n_classes, np.int64)
+    for client in range(n_clients):
+        chosen = np.lexsort((rng.random(n_classes), used))[:k]  # the least used, so that all stay within one
+        used[chosen] += 1
+        has[client, chosen] = True
+    return has
+
+
+def _main_counts(is_main: np.ndarray, k: int, supply: np.ndarray) -> np.ndarray | None:
+    """[client, class]: how many rows each client has of each class if clients are as large as can be.
+
+    None if there are too few rows for clients with a row of each class.
+    """
+    n_clients, n_classes = is_main.shape
+    n_others = n_classes - k
+    shares = np.where(is_main, 0.6 / k, 0.4 / n_others).sum(0)  # rows of each class for each row of a client
+    largest = int(min((supply + n_clients) / shares))  # rounding spares a client less than one row of a class
+    for size in range(largest, n_classes - 1, -1):
+        of_main = (6 * size + 5) // 10
+        base, more = divmod(of_main, k)
+        base_others, more_others = divmod(size - of_main, n_others)
+        counts = np.where(is_main, base, base_others)
+        left = supply - counts.sum(0)
+        if min(base, base_others) < 1 or left.min() < 0:
+            continue
+        for client in range(n_clients):
+            for mine, n in ((is_main[client], more), (~is_main[client], more_others)):
+                chosen = np.argsort(np.where(mine, -left, supply.max() + 1), kind="stable")[:n]  # most is left of these
+                counts[client, chosen] += 1
+                left[chosen] -= 1
+        if left.min() >= 0:
+            return counts
+    return None
+
+
+def _rows_of_classes(y: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+    """The rows of each class that has any, in the order of the classes, each shuffled."""
+    if y.ndim > 1:
+        raise UsageError(
+            f"each row of the data has {y.shape[1]} labels, so that rows cannot be dealt by their class. "
+            "Use the partition natural or iid."
+        )
+    order = rng.permutation(len(y))
+    order = order[np.argsort(y[order], kind="stable")]
+    return np.split(order, np.flatnonzero(np.diff(y[order])) + 1)
+
+
+def _rows_of_clients(owner: np.ndarray, n_clients: int) -> list[np.ndarray]:
+    """The rows of each client, sorted, from the client of each row (-1: nobody's)."""
+    order = np.argsort(owner, kind="stable")
+    ends = np.cumsum(np.bincount(owner + 1, minlength=n_clients + 1))
+    return np.split(order, ends[:-1])[1:]
+
+
+def _shares(n: int, concentration: float, rng: np.random.Generator) -> np.ndarray:
+    """Shares from a symmetric Dirichlet distribution, or its limit where floating point gives out."""
+    shares = rng.dirichlet(np.full(n, concentration))
+    if shares.sum() > 0:  # false for NaN
+        return shares
+    if concentration > 1:
+        return np.full(n, 1 / n)
+    return np.eye(n)[rng.integers(n)]
+
+
+def _cut(n_rows: int, shares: np.ndarray) -> np.ndarray:
+    """How many of the rows each share is: the rows are cut at the cumulative shares."""
+    ends = np.cumsum(shares)
+    ends /= ends[-1]  # so that the end is exactly 1, and clients without a share get nothing
+    return np.diff((ends * n_rows + 1e-9).astype(np.int64), prepend=0)  # 0.8 * 10 may come as 7.999...
+
+
+def _fill_up(owner: np.ndarray, n_clients: int, least: int, rng: np.random.Generator) -> None:
+    """Give clients with fewer than `least` rows random ones, each from the client that is largest by then."""
+    sizes = np.bincount(owner, minlength=n_clients)
+    missing = np.maximum(least - sizes, 0)
+    wanted = int(missing.sum())
+    # Taking rows one by one from the largest brings the largest ones down to a common height: the
+    # greatest with enough rows above it. All rows are enough for `least` each, so it is not below that.
+    height, top = least, int(sizes.max())
+    while height < top:
+        middle = (height + top + 1) // 2
+        if np.maximum(sizes - middle, 0).sum() >= wanted:
+            height = middle
+        else:
+            top = middle - 1
+    given = np.maximum(sizes - height, 0)
+    too_many = int(given.sum()) - wanted  # fewer than there are givers, or the height could be greater
+    given[rng.permutation(np.flatnonzero(given))[:too_many]] -= 1
+
+    order = rng.permutation(len(owner))
+    order = order[np.argsort(owner[order], kind="stable")]
+    place = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)  # of the row within its client
+    taken = order[place < np.repeat(given, sizes)]
+    owner[rng.permutation(taken)] = np.repeat(np.arange(n_clients), missing)
+
+
+def train_and_test(
+    rows: np.ndarray, y: np.ndarray, test_share: float, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Split the rows of a client, with labels `y`: a share of each label for testing, by largest remainder.
+
+    At least one row is for testing and one for training; a single row is for training. While it can be
+    helped, no label loses its last row for training. Rows with a label for each position are all alike.
+    """
+    if len(rows) < 2:
+        return rows, rows[:0]
+    if y.ndim > 1:
+        y = np.zeros(len(rows), np.int64)
+    wanted = min(max(round(test_share * len(rows)), 1), len(rows) - 1)
+    order = rng.permutation(len(rows))
+    order = order[np.argsort(y[order], kind="stable")]
+    _, counts = np.unique(y, return_counts=True)
+    lots = rng.permutation(len(counts))
+    taken = np.floor(test_share * counts).astype(np.int64)  # leaves at least one row
+    while taken.sum() < wanted:
+        remainder = np.round(test_share * counts - taken, 9)
+        taken[np.lexsort((lots, -remainder, -np.minimum(counts - taken, 2)))[0]] += 1
+    place = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+    is_test = np.zeros(len(rows), bool)
+    is_test[order[place < np.repeat(taken, counts)]] = True
+    return rows[~is_test], rows[is_test]
+
+
+# --- split files ---
+
+
+def split_to_json(split: Split) -> str:
+    """The text of a split file: {"train": [[row, ...], ...], "test": [...]}, one list a client.
+
+    If clients have names of their own for the classes, there is also "labels": [[name of class 0, ...], ...].
+    """
+    parts = {part: lists for part, lists in split._asdict().items() if lists is not None}
+    return json.dumps({part: [rows.tolist() for rows in lists] for part, lists in parts.items()}) + "\n"
+
+
+def read_split(path: Path, n_rows: int, n_classes: int) -> Split:
+    """The split in a file, for a data set of `n_rows` rows (those of its train part, then those of its test part)."""
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise DataError(f"split file {path} cannot be read: {error.strerror or error}.") from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"split file {path} is not JSON: {error}.") from error
+    shape = 'it must be {"train": [[row, ...], ...], "test": [[row, ...], ...]}, one list of rows a client'
+    if not isinstance(content, dict) or set(content) - {"labels"} != {"train", "test"}:
+        got = f"the keys {sorted(content)}" if isinstance(content, dict) else f"a {type(content).__name__}"
+        raise DataError(f"split file {path} holds {got}; {shape}.")
+    for part, clients in content.items():
+        if not isinstance(clients, list) or not all(isinstance(rows, list) for rows in clients):
+            raise DataError(f"split file {path}: {part!r} is not a list of lists; {shape}.")
+    n_train, n_test = len(content["train"]), len(content["test"])
+    if n_train != n_test or n_train == 0:
+        raise DataError(
+            f"split file {path} has {n_train} clients in 'train' and {n_test} in 'test'; "
+            "there must be as many, and at least one."
+        )
+    names = content.pop("labels", None)
+    user: dict[int, str] = {}  # who uses the row
+    for part, clients in content.items():
+        for client, rows in enumerate(clients):
+            here = f"{part!r} of client {client}"
+            for row in rows:
+                if type(row) is not int or not 0 <= row < n_rows:
+                    raise DataError(
+                        f"split file {path}: {here} has row {str(row)[:40]}; "
+                        f"the data set has {n_rows} rows, so use whole numbers from 0 to {n_rows - 1}."
+                    )
+                if row in user:
+                    raise DataError(f"split file {path}: row {row} is in {user[row]} and in {here}; use each row once.")
+                user[row] = here
+    train, test = ([np.array(sorted(rows), np.int64) for rows in content[part]] for part in ("train", "test"))
+    return Split(train, test, None if names is None else _read_names(path, names, n_train, n_classes))
+
+
+def _read_names(path: Path, names: list[list[Any]], n_clients: int, n_classes: int) -> list[np.ndarray]:
+    """Each client's names for the classes: every one of them once."""
+    if len(names) != n_clients:
+        raise DataError(
+            f"split file {path} has {n_clients} clients in 'train' and {len(names)} in 'labels'; "
+            "there must be as many, or no 'labels'."
+        )
+    for client, own in enumerate(names):
+        if not all(type(name) is int for name in own) or sorted(own) != list(range(n_classes)):
+            raise DataError(
+                f"split file {path}: 'labels' of client {client} is {str(own)[:40]}; it must have "
+                f"each of the whole numbers from 0 to {n_classes - 1} once, in any order."
+            )
+    return [np.array(own, np.int64) for own in names]

@@ -1,0 +1,263 @@
+"""Sources: the data sets that are known by name, in their publishers' layout, and where they are looked for."""
+
+import gzip
+import importlib.resources
+import math
+import os
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from plures.data import text
+from plures.data.dataset import Dataset, check, check_range
+from plures.data.readers import KEYS, csv_rows, from_arrays, read_arrays, read_folder, read_npz, read_txt_files, scale
+from plures.errors import DataError, unknown
+
+NEWS_WORDS = 200  # of a row of news; what is longer is cut
+
+
+class Source(NamedTuple):
+    """A data set that is known by name."""
+
+    description: str
+    reader: Callable[[str, Path], Dataset]
+    place: str | None  # a folder or a file inside the data folder; None: it comes with the package
+    needs: str  # what must be there
+
+
+def load(name_or_path: str, data_dir: Path | None = None) -> Dataset:
+    """The data set of this name, in this .npz file, or in this folder of one file a client.
+
+    Names are looked up in `data_dir`, or else $PLURES_DATA, or else the folder plures of the user's
+    cache. An .npz file holds `x` (one row for each example) and `y` (labels from 0), and may hold
+    `client` (an integer for each row) and `is_test` (0 or 1 for each row). `x` of type uint8 is read
+    as images, scaled to [-1, 1]; other integers stay integers, as tokens, and then `y` may have a label
+    for each of them. A folder has one .npz, .csv or .txt file for each client, as `read_folder` says.
+    """
+    if name_or_path in DATA:
+        source = DATA[name_or_path]
+        dataset = source.reader(name_or_path, data_folder(data_dir) / (source.place or ""))
+        check(dataset)
+        return dataset
+    path = Path(os.path.expanduser(name_or_path))
+    if path.suffix == ".npz":
+        return read_npz(name_or_path, path)
+    if path.is_dir():
+        return read_folder(name_or_path, path)
+    if path.exists():
+        raise DataError(
+            f"{name_or_path} is not an .npz file or a folder. Save the data with numpy.savez(path, x=..., y=...), "
+            f"make a folder with one .npz, .csv or .txt file a client, or name one of: {', '.join(DATA)}."
+        )
+    raise unknown("data", name_or_path, DATA)
+
+
+def data_folder(data_dir: Path | None = None) -> Path:
+    """Where the named data sets are looked up."""
+    if data_dir is not None:
+        return data_dir
+    if os.environ.get("PLURES_DATA"):
+        return Path(os.environ["PLURES_DATA"])
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "plures"
+
+
+def _read_digits(name: str, folder: Path) -> Dataset:
+    with importlib.resources.files("plures.data").joinpath("bundled/digits.npz").open("rb") as file:
+        arrays = read_arrays(file, "bundled/digits.npz", KEYS)
+    x, y = scale(arrays["x"], 16)[:, None], arrays["y"].astype(np.int64)
+    return Dataset(name, x, y, 10, len(y), None)
+
+
+def _read_idx_set(name: str, folder: Path) -> Dataset:
+    parts: list[tuple[np.ndarray, np.ndarray]] = []
+    for part in ("train", "t10k"):
+        image_path, images = _read_idx(name, folder, f"{part}-images-idx3-ubyte", 3)
+        label_path, labels = _read_idx(name, folder, f"{part}-labels-idx1-ubyte", 1)
+        if len(images) != len(labels):
+            raise DataError(f"{label_path} has {len(labels)} labels for {len(images)} images. Get both files again.")
+        if parts and images.shape[1:] != parts[0][0].shape[2:]:
+            raise DataError(
+                f"{image_path} has images of {images.shape[1:]} pixels, "
+                f"the train part has {parts[0][0].shape[2:]}. Get both files again."
+            )
+        check_range(label_path, "label", labels, 10, _AGAIN)
+        parts.append((images[:, None], labels))
+    return _images(name, parts, 10)
+
+
+def _read_cifar10(name: str, folder: Path) -> Dataset:
+    files = [f"data_batch_{i}.bin" for i in range(1, 6)] + ["test_batch.bin"]
+    return _images(name, [_read_records(name, folder, file, 1, 10) for file in files], 10)
+
+
+def _read_cifar100(name: str, folder: Path) -> Dataset:
+    return _images(name, [_read_records(name, folder, file, 2, 100) for file in ("train.bin", "test.bin")], 100)
+
+
+def _images(name: str, parts: list[tuple[np.ndarray, np.ndarray]], n_classes: int) -> Dataset:
+    """A data set from parts of images (uint8) and labels, of which the last one is the test part."""
+    y = np.concatenate([labels for _, labels in parts]).astype(np.int64)
+    x = scale(np.concatenate([images for images, _ in parts]), 255)
+    return Dataset(name, x, y, n_classes, len(y) - len(parts[-1][1]), None)
+
+
+def _read_idx(name: str, folder: Path, file: str, n_axes: int) -> tuple[Path, np.ndarray]:
+    """The array in an idx file of unsigned bytes, gzipped or not."""
+    path, content = _content(name, folder, [f"{file}.gz", file])
+    header = 4 + 4 * n_axes
+    magic = 0x0800 + n_axes  # 08: unsigned bytes; then the number of axes
+    if int.from_bytes(content[:4], "big") != magic:
+        raise DataError(
+            f"{path} begins with {content[:4].hex() or 'nothing'} instead of {magic:08x}, "
+            f"so it is not an idx file of {n_axes} axes. Get the file again."
+        )
+    shape = tuple(int.from_bytes(content[i : i + 4], "big") for i in range(4, header, 4))
+    if len(content) != header + math.prod(shape):
+        raise DataError(
+            f"{path} has {len(content)} bytes (unpacked) but its header, with shape {shape}, asks for "
+            f"{header + math.prod(shape)}. Get the file again."
+        )
+    return path, np.frombuffer(content, np.uint8, offset=header).reshape(shape)
+
+
+def _read_records(name: str, folder: Path, file: str, n_labels: int, n_classes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Images and labels of a file of records: `n_labels` bytes, of which the last one counts, then 3x32x32 bytes."""
+    path, content = _content(name, folder, [file])
+    length = n_labels + 3 * 32 * 32
+    if len(content) == 0 or len(content) % length:
+        raise DataError(
+            f"{path} has {len(content)} bytes, which is not a whole number of records of {length} bytes. "
+            "Get the file again."
+        )
+    records = np.frombuffer(content, np.uint8).reshape(-1, length)
+    labels = records[:, n_labels - 1]
+    check_range(path, "label", labels, n_classes, _AGAIN)
+    return records[:, n_labels:].reshape(-1, 3, 32, 32), labels
+
+
+def _content(name: str, folder: Path, files: list[str]) -> tuple[Path, bytes]:
+    """The bytes of the first of `files` that is in the folder, unpacked if its name ends in .gz."""
+    path = _find(name, folder, files)
+    try:
+        content = path.read_bytes()
+        return path, gzip.decompress(content) if path.suffix == ".gz" else content
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path} cannot be read: {error}. Get the file again.") from error
+
+
+def _find(name: str, folder: Path, files: list[str]) -> Path:
+    """The first of `files` that is in the folder."""
+    for file in files:
+        if os.path.exists(folder / file):
+            return folder / file
+    raise _missing(name, folder, " or ".join(files))
+
+
+def _missing(name: str, folder: Path, what: str) -> DataError:
+    return DataError(
+        f"{name} needs {what}, which is not in {folder}, the folder searched. "
+        f"Put there {DATA[name].needs}, or set PLURES_DATA to the folder that holds {DATA[name].place}."
+    )
+
+
+def _read_femnist(name: str, path: Path) -> Dataset:
+    """Images with their writers as clients. Some writers may have test rows only."""
+    path = _find(name, path.parent, [path.name])
+    arrays = read_arrays(path, str(path), (*KEYS, "writer", "writer_name"))
+    if "writer" in arrays:
+        arrays["client"] = arrays.pop("writer")
+    if "client" not in arrays:
+        raise DataError(f"{path} holds no 'client', the number of the writer of each row. Get the file again.")
+    data = from_arrays(str(path), arrays)
+    check_range(path, "label", data.y, 62, _AGAIN)
+    names = arrays.get("writer_name", np.zeros(0, np.str_))
+    if len(names):
+        check_range(path, "client", arrays["client"], len(names), " There must be a 'writer_name' for each.")
+    return data._replace(name=name, n_classes=62, client_names=tuple(map(str, names)))
+
+
+def _read_agnews(name: str, folder: Path) -> Dataset:
+    """News as words. The vocabulary has every word of the train part."""
+    labels: list[int] = []
+    news: list[list[str]] = []
+    n_train = 0
+    for file in ("train.csv", "test.csv"):
+        path = _find(name, folder, [file])
+        n_train = len(labels)
+        for line, row in csv_rows(path):
+            if len(row) != 3 or row[0] not in ("1", "2", "3", "4"):
+                raise DataError(
+                    f"{path}, line {line}: {len(row)} cells that begin with {row[0][:40]!r}; "
+                    f"a row must be a class from 1 to 4, a title and a description.{_AGAIN}"
+                )
+            labels.append(int(row[0]) - 1)
+            news.append(text.words(f"{row[1]} {row[2]}"))
+    tokens = text.word_tokens(news[:n_train])
+    x, y = text.padded(news, tokens, NEWS_WORDS), np.array(labels, np.int64)
+    return Dataset(name, x, y, 4, n_train, None, text.UNKNOWN + 1 + len(tokens))
+
+
+def _read_shakespeare(name: str, folder: Path) -> Dataset:
+    files = sorted(folder.glob("*.txt"), key=lambda file: file.stem)
+    if not files:
+        raise _missing(name, folder, "a .txt file for each speaker")
+    return read_txt_files(name, files)
+
+
+_AGAIN = " Get the file again."
+_IDX_FILES = ", ".join(
+    f"{part}-{kind}-ubyte.gz" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
+)
+
+DATA: dict[str, Source] = {
+    "digits": Source(
+        "1,797 handwritten digits of 8x8 pixels in 10 classes; comes with the package", _read_digits, None, "nothing"
+    ),
+    "mnist": Source(
+        "70,000 handwritten digits of 28x28 pixels in 10 classes",
+        _read_idx_set,
+        "mnist",
+        f"the MNIST files {_IDX_FILES}",
+    ),
+    "fashion-mnist": Source(
+        "70,000 pictures of clothes of 28x28 pixels in 10 classes",
+        _read_idx_set,
+        "fashion-mnist",
+        f"the Fashion-MNIST files {_IDX_FILES} (github.com/zalandoresearch/fashion-mnist)",
+    ),
+    "cifar10": Source(
+        "60,000 colour pictures of 32x32 pixels in 10 classes",
+        _read_cifar10,
+        "cifar-10-batches-bin",
+        "data_batch_1.bin to data_batch_5.bin and test_batch.bin of the CIFAR-10 binary version "
+        "(www.cs.toronto.edu/~kriz/cifar.html)",
+    ),
+    "cifar100": Source(
+        "60,000 colour pictures of 32x32 pixels in 100 classes",
+        _read_cifar100,
+        "cifar-100-binary",
+        "train.bin and test.bin of the CIFAR-100 binary version (www.cs.toronto.edu/~kriz/cifar.html)",
+    ),
+    "femnist": Source(
+        "handwritten digits and letters of 28x28 pixels in 62 classes; own clients: the writers",
+        _read_femnist,
+        "femnist.npz",
+        "the images of FEMNIST (leaf.cmu.edu) as one .npz file with the arrays x (28x28 bytes a row), y (0 to 61), "
+        "client (the number of the writer) and is_test (0 or 1)",
+    ),
+    "agnews": Source(
+        f"127,600 news of at most {NEWS_WORDS} words in 4 classes",
+        _read_agnews,
+        "ag_news_csv",
+        "train.csv and test.csv of the AG News topic classification data set (class, title, description)",
+    ),
+    "shakespeare": Source(
+        f"the next character in {text.WINDOW} characters of Shakespeare's plays; own clients: the speakers",
+        _read_shakespeare,
+        "shakespeare",
+        "one .txt file for each speaking role with all that it says",
+    ),
+}

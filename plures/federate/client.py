@@ -1,0 +1,286 @@
+"""A client's half of a run: its rows, its private state on its own disk, and its answers to the server.
+
+Rows and state never leave. An answer holds the tensors that the method uploads, which are compared with the list of
+what travels before they are sent, and numbers: how many rows, the loss, the hits on test rows.
+"""
+
+import hashlib
+import shutil
+import traceback
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from safetensors.torch import save
+
+from plures import tree
+from plures.data import sources
+from plures.data.population import Population
+from plures.errors import DataError, UsageError
+from plures.federate import wire
+from plures.federate.wire import Refused
+from plures.files import write_bytes
+from plures.methods.base import Schedule
+from plures.methods.messages import Same
+from plures.methods.naming import own_code
+from plures.methods.spec import make_method
+from plures.runs import checkpoint
+from plures.runs.adapt import own_rows
+from plures.runs.callbacks import Say
+from plures.runs.config import make_config
+from plures.runs.scene import task_of
+from plures.simulate.new_clients import adaptation_curve, adapted_model
+from plures.simulate.shapes import Shapes, shapes_of
+from plures.simulate.stacking import as_stack
+from plures.simulate.work import Job, Kind, Work, personal_function
+from plures.tree import Tree
+
+MOST_BYTES = 8 << 30  # of a message from the server
+
+
+class Membership(NamedTuple):
+    """A client's part in an experiment."""
+
+    work: Work
+    shapes: Shapes
+    folder: Path
+
+    def do(self, kind: Kind, asked: wire.RoundRequest, received: Tree, state: Tree) -> dict[str, Tree]:
+        """One of the things that clients do, with the rows and the keys of a round."""
+        job = Job(kind, asked.round, False, 0, [0], [asked.client])
+        return self.work.compute(job, Same(received), as_stack(state))[0]
+
+
+class Client:
+    """Answers messages. All that it remembers is on disk, so it may be killed at any time."""
+
+    def __init__(
+        self,
+        name: str,
+        data: Path,
+        folder: Path,
+        say: Say,
+        own_models: tuple[str, ...] = (),
+        own_methods: tuple[str, ...] = (),
+    ) -> None:
+        """`own_models` and `own_methods` are code of this client, module:Class, that a server may ask for."""
+        self.name, self.folder, self.say = name, folder, say
+        self.own_models, self.own_methods = own_models, own_methods
+        self.data = sources.load(str(data))
+        self._memberships: dict[str, Membership] = {}
+        self._last = (b"", b"")  # the last message, as its hash, and the answer to it
+
+    def answer(self, message: bytes) -> bytes:
+        """The answer to a message. Whatever goes wrong, no word of it leaves but the type of the error."""
+        key = hashlib.blake2b(message).digest()
+        if key != self._last[0]:  # else it was sent twice
+            try:
+                self._last = (key, self._answer(message))
+            except Exception as error:
+                said = str(error) if isinstance(error, Refused | UsageError | DataError) else traceback.format_exc()
+                self.say(f"a message could not be answered: {said}")
+                return wire.pack(wire.ErrorReply(error=type(error).__name__), {})
+        return self._last[1]
+
+    def _answer(self, message: bytes) -> bytes:
+        fields, tensors = wire.unpack(message, MOST_BYTES)
+        kind = fields.get("kind")
+        if kind == "hello":
+            return self._hello(wire.check_fields(wire.HelloRequest, fields))
+        if kind == "round":
+            return self._round(wire.check_fields(wire.RoundRequest, fields), tensors)
+        if kind == "adapt":
+            return self._adapt(wire.check_fields(wire.AdaptRequest, fields), tensors)
+        raise Refused("its kind is none that is known")
+
+    def _hello(self, asked: wire.HelloRequest) -> bytes:
+        data = self.data
+        train, test = own_rows(data, asked.seed, asked.test_share)
+        return wire.pack(
+            wire.Hello(
+                name=self.name,
+                n_train=len(train),
+                n_test=len(test),
+                shape=list(data.x.shape[1:]),
+                dtype="int64" if data.n_tokens else "float32",
+                label_axes=data.y.ndim,
+                n_classes=data.n_classes,
+                n_tokens=data.n_tokens,
+            ),
+            {},
+        )
+
+    # Rounds
+
+    def _round(self, asked: wire.RoundRequest, tensors: dict[str, torch.Tensor]) -> bytes:
+        member, client = self._membership(asked.experiment, asked.client), asked.client
+        population = member.work.population
+        parts = self._received(member, asked, tensors)
+        state, had = self._state(member, asked.version)
+        if asked.missed:
+            self.say(f"the server went on without us in {_rounds(asked.missed)}; our state is that of {_after(asked)}")
+        personal = generic = loss = None
+        upload: dict[str, Tree] = {}
+        n_flops = 0
+        if asked.score and len(population.test[client]):
+            personal = _scores(member.do("score", asked, parts["serve"], state))
+            if parts["generic"]:
+                generic = _scores(member.do("generic", asked, parts["generic"], state))
+        if asked.last:
+            self._write_model(member, asked, parts["serve"], state)
+        if asked.train:
+            found = member.do("train", asked, parts["train"], state)
+            new, own, metrics = tree.row(found["trained"], 0)
+            loss, n_flops = float(metrics["loss"]), int(found["flops"])
+            self._put(member, asked, new)
+            upload = {"upload": self._check_upload(member, own)}
+        self._forget(member, asked.keep)
+        self.say(_told(asked, loss, personal))
+        reply = wire.RoundReply(
+            experiment=asked.experiment.id,
+            client=client,
+            round=asked.round,
+            n=len(population.train[client]),
+            state=had,
+            loss=loss,
+            flops=n_flops,
+            personal=personal,
+            generic=generic,
+        )
+        return wire.pack(reply, upload)
+
+    def _membership(self, experiment: wire.Experiment, client: int) -> Membership:
+        """The client's part in an experiment, set up when it first hears of it."""
+        key = f"{experiment.model_dump_json()} {client}"
+        if key not in self._memberships:
+            self._memberships = {key: self._join(experiment, client)} | dict(list(self._memberships.items())[:15])
+        return self._memberships[key]
+
+    def _join(self, experiment: wire.Experiment, client: int) -> Membership:
+        config, data = make_config(experiment.config), self.data
+        if ":" in str(config.model) and config.model not in self.own_models:
+            raise UsageError(f"the server asks for the model {config.model}; allow it with --model {config.model}")
+        for code in own_code(config.method):
+            if code not in self.own_methods:
+                raise UsageError(f"the server asks for the method {code}; allow it with --method {code}")
+        if data.n_classes > experiment.n_classes or data.n_tokens > experiment.n_tokens:
+            raise DataError("our rows have labels or tokens beyond those of the experiment")
+        if client > experiment.n_clients:
+            raise Refused("the client's number is beyond the number of clients")
+        x, y = torch.from_numpy(data.x), torch.from_numpy(data.y)
+        task = task_of(config, x[0], experiment.n_classes, experiment.n_tokens)
+        method = make_method(config.method, config.settings, config.solver())
+        method = method.with_schedule(Schedule(experiment.n_clients, config.rounds, config.participation))
+        train, test = own_rows(data, config.seed, config.test_share)
+        none = np.zeros(0, np.int64)
+        everybody: dict[str, Any] = {
+            part: [rows if i == client else none for i in range(experiment.n_clients + 1)]
+            for part, rows in (("train", train), ("test", test))
+        }
+        population = Population(
+            x=x, y=y, n_classes=experiment.n_classes, seed=config.seed, smallest=task.smallest_batch, **everybody
+        )
+        shapes = shapes_of(method, task, torch.arange(experiment.n_clients))
+        with torch.no_grad():
+            initial = method.init_client(task, task.initial)
+        self.say(f"experiment {experiment.id}: {config.method}, {config.model}, {len(train)} training rows of ours")
+        for line in wire.manifest_lines(shapes):
+            self.say(line)
+        work = Work(method, task, population, initial, "one_by_one")
+        return Membership(work, shapes, self.folder / "state" / experiment.id)
+
+    def _received(
+        self, member: Membership, asked: wire.RoundRequest, tensors: dict[str, torch.Tensor]
+    ) -> dict[str, Tree]:
+        method, task, shapes = member.work.method, member.work.task, member.shapes
+        parts: dict[str, Tree] = {"serve": {}, "generic": {}}
+        for part in ["train"] * asked.train + ["serve"] * (asked.score or asked.last):
+            form = getattr(shapes, part)
+            parts[part] = wire.fill(part, tensors, form, lambda whole: method.trim(task, whole))
+        if asked.score:
+            parts["generic"] = wire.take("generic", tensors, shapes.generic)
+        wire.refuse_others(tensors)
+        return parts
+
+    def _check_upload(self, member: Membership, upload: Tree) -> Tree:
+        """The upload, if every tensor of it is on the list of what travels; else it is not sent."""
+        tensors = tree.by_path("upload", upload)
+        fine = wire.take("upload", tensors, member.shapes.upload)
+        wire.refuse_others(tensors)
+        return fine
+
+    # State on disk: a folder for each experiment, in it one for each version
+
+    def _state(self, member: Membership, version: int) -> tuple[Tree, wire.State]:
+        if version == 0:
+            return member.work.initial, "new"
+        try:
+            tensors = checkpoint.read_state(member.folder / f"{version:06d}")
+            own = {name.removeprefix("client/"): x for name, x in tensors.items()}
+            return checkpoint.restore(member.work.initial, own), "kept"
+        except Exception as error:
+            self.say(f"our state after round {version} cannot be read ({error}): we begin anew")
+            return member.work.initial, "lost"
+
+    def _put(self, member: Membership, asked: wire.RoundRequest, state: Tree) -> None:
+        about = {"experiment": asked.experiment.id, "client": asked.client, "name": self.name}
+        parts = [("state.safetensors", checkpoint.stored("client", state))]
+        checkpoint.write_parts(member.folder, asked.round + 1, parts, about)
+
+    def _forget(self, member: Membership, keep: int) -> None:
+        for path in checkpoint.folders(member.folder):
+            if int(path.name) < keep:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _write_model(self, member: Membership, asked: wire.RoundRequest, received: Tree, state: Tree) -> None:
+        work = member.work
+        shards = work.population.shards([asked.client], "train", "personalize", asked.round)
+        fn = personal_function(work.method, work.task)
+        personal = work.run(fn, Same(received), as_stack(state), shards)
+        self._save_model(asked.experiment, tree.row(personal, 0))
+
+    def _save_model(self, experiment: wire.Experiment, model: Tree) -> None:
+        path = self.folder / "models" / f"{experiment.id}.safetensors"
+        about = {"method": str(experiment.config["method"]), "model": str(experiment.config["model"])}
+        write_bytes(path, save(tree.by_path("model", model), metadata=about))
+        self.say(f"our own model is in {path}")
+
+    # New clients
+
+    def _adapt(self, asked: wire.AdaptRequest, tensors: dict[str, torch.Tensor]) -> bytes:
+        newcomer = asked.experiment.n_clients  # its keys are those of a client after all others
+        member = self._membership(asked.experiment, newcomer)
+        population = member.work.population
+        received = wire.take("newcomer", tensors, member.shapes.newcomer)
+        wire.refuse_others(tensors)
+        alone = population._replace(train=[population.train[newcomer]], test=[population.test[newcomer]])
+        work = member.work._replace(population=alone)
+        curve = adaptation_curve(work, received, newcomer, asked.epochs)
+        self._save_model(asked.experiment, adapted_model(work, received, asked.epochs))
+        n_train, n_test = len(alone.train[0]), len(alone.test[0])
+        reply = wire.AdaptReply(
+            experiment=asked.experiment.id, curve=[each[0] for each in curve if each], n_train=n_train, n_test=n_test
+        )
+        return wire.pack(reply, {})
+
+
+def _scores(found: dict[str, Tree]) -> wire.Scores:
+    one = tree.row(found["scores"], 0)
+    return wire.Scores(hits=float(one["hits"]), loss=float(one["loss"]), n=int(one["n"]))
+
+
+def _rounds(numbers: list[int]) -> str:
+    return f"round{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+
+
+def _after(asked: wire.RoundRequest) -> str:
+    return f"round {asked.version}" if asked.version else "the start"
+
+
+def _told(asked: wire.RoundRequest, loss: float | None, personal: wire.Scores | None) -> str:
+    said = [f"loss {loss:.4f}"] if loss is not None else []
+    if personal is not None:
+        said.append(f"own model {100 * personal.hits / personal.n:.2f} % of {personal.n} test rows")
+    round = f"round {asked.round + 1}" if asked.train else f"after round {asked.round}"
+    return f"{round}: {', '.join(said) or 'done'}"

@@ -1,0 +1,257 @@
+"""The folder of a federation: certificates, keys, addresses, and what to type. `plures federate init` makes it."""
+
+import datetime
+import ipaddress
+import json
+import os
+import re
+import secrets
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from plures.errors import UsageError
+from plures.federate.flower import Address
+from plures.files import read_toml
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+YEARS_OF_CA, DAYS_OF_SERVER = 10, 800
+
+
+class Home(NamedTuple):
+    """Of the server."""
+
+    folder: Path
+    port: int  # of 127.0.0.1, where it listens
+    host: str  # what clients call it, and
+    open_port: int  # where they knock
+    insecure: bool
+
+    @property
+    def address(self) -> Address:
+        """Where the server's own commands find it: on its own machine."""
+        return Address("127.0.0.1", self.port, None if self.insecure else self.folder / "ca.crt")
+
+    @property
+    def secret(self) -> bytes:
+        return (self.folder / "secret").read_bytes()
+
+    def clients(self) -> list[str]:
+        return sorted(path.name for path in (self.folder / "clients").glob("*") if path.is_dir())
+
+    def public_key(self, name: str) -> bytes:
+        """As Flower wants it."""
+        path = self.folder / "clients" / name / "node.key.pub"
+        try:
+            key = serialization.load_ssh_public_key(path.read_bytes())
+            return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{path} is not a public key: {error}") from None
+
+
+class Kit(NamedTuple):
+    """Of a client: what it is given by whoever runs the server."""
+
+    folder: Path
+    name: str
+    server: Address
+
+    @property
+    def key(self) -> Path | None:
+        return None if self.server.ca is None else self.folder / "node.key"
+
+
+def open_home(folder: Path) -> Home:
+    if not (folder / "federation.toml").exists():
+        raise UsageError(f"{folder} is not the folder of a federation; make one with `plures federate init {folder}`")
+    values = read_toml(folder / "federation.toml")
+    return Home(folder, *(values[key] for key in ("port", "host", "open_port", "insecure")))
+
+
+def open_kit(folder: Path, name: str) -> Kit:
+    """The kit of a client: inside the server's folder, or carried elsewhere."""
+    place = folder / "clients" / name if (folder / "clients" / name).is_dir() else folder
+    if not (place / "client.toml").exists():
+        raise UsageError(
+            f"{folder} has no client {name}; make one with `plures federate init {folder} --client {name}`, "
+            "or give the folder that you got from whoever runs the server with --home"
+        )
+    values = read_toml(place / "client.toml")
+    if values["name"] != name:
+        raise UsageError(f"{place} is the folder of {values['name']}, not of {name}")
+    host, port = values["host"], values["port"]
+    if values["insecure"] and host not in LOOPBACK:
+        raise UsageError(f"plain HTTP is for 127.0.0.1 alone, and the server is {host}; make certificates instead")
+    return Kit(place, name, Address(host, port, None if values["insecure"] else place / "ca.crt"))
+
+
+def make(folder: Path, clients: list[str], port: int, address: str, more_hosts: list[str], insecure: bool) -> Home:
+    """A new federation, or more clients for one that is there."""
+    for name in clients:
+        if not NAME.fullmatch(name):
+            raise UsageError(f"{name!r} cannot be a client's name: letters, digits, dots, dashes and underscores can")
+    if (folder / "federation.toml").exists():
+        home = open_home(folder)
+    else:
+        home = _begun(folder, port, address, more_hosts, insecure)
+    for name in clients:
+        _write_kit(home, name)
+    (folder / "README.md").write_text(_readme(home), encoding="utf-8")
+    return home
+
+
+def _begun(folder: Path, port: int, address: str, more_hosts: list[str], insecure: bool) -> Home:
+    host, _, open_port = address.partition(":")
+    if open_port and not open_port.isdigit():
+        raise UsageError(f"--address is HOST or HOST:PORT, got {address!r}")
+    home = Home(folder, port, host, int(open_port or port), insecure)
+    if insecure and host not in LOOPBACK:
+        raise UsageError(f"plain HTTP is for 127.0.0.1 alone, got --address {address}; leave --insecure out")
+    folder.mkdir(parents=True, exist_ok=True)
+    os.chmod(folder, 0o700)
+    if not insecure:
+        _write_certificates(folder, list(dict.fromkeys(["localhost", "127.0.0.1", *more_hosts, host])))
+    _write_private(folder / "secret", secrets.token_bytes(32))
+    values = {"port": port, "host": host, "open_port": home.open_port, "insecure": insecure}
+    _write_toml(folder / "federation.toml", values)
+    (folder / "nginx.conf").write_text(_NGINX.format(host=host, port=port), encoding="utf-8")
+    return home
+
+
+def _write_kit(home: Home, name: str) -> None:
+    place = home.folder / "clients" / name
+    place.mkdir(parents=True, exist_ok=True)
+    os.chmod(place, 0o700)
+    values = {"name": name, "host": home.host, "port": home.open_port, "insecure": home.insecure}
+    _write_toml(place / "client.toml", values)
+    if home.insecure:
+        return
+    (place / "ca.crt").write_bytes((home.folder / "ca.crt").read_bytes())
+    if (place / "node.key.pub").exists():
+        return  # a client may have made its own pair, and given the public half
+    key = ec.generate_private_key(ec.SECP384R1())
+    _write_private(
+        place / "node.key",
+        key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+        ),
+    )
+    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    (place / "node.key.pub").write_bytes(public + b"\n")
+
+
+def _write_private(path: Path, content: bytes) -> None:
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(handle, "wb") as file:
+        file.write(content)
+
+
+def _write_toml(path: Path, values: dict[str, Any]) -> None:
+    path.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items()), encoding="utf-8")
+
+
+def _write_certificates(folder: Path, hosts: list[str]) -> None:
+    """An authority of our own, and a certificate of the server signed by it."""
+    now = datetime.datetime.now(datetime.UTC)
+    authority, server = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Plures federation")])
+
+    def begun(name: x509.Name, key: ec.EllipticCurvePrivateKey, days: int) -> x509.CertificateBuilder:
+        builder = x509.CertificateBuilder().subject_name(name).issuer_name(issuer).public_key(key.public_key())
+        builder = builder.serial_number(x509.random_serial_number())
+        start = now - datetime.timedelta(minutes=5)
+        return builder.not_valid_before(start).not_valid_after(now + datetime.timedelta(days=days))
+
+    ca = begun(issuer, authority, 365 * YEARS_OF_CA)
+    ca = ca.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    ca = ca.add_extension(_usage(signs_certificates=True), critical=True)
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[-1][:64])])
+    leaf = begun(name, server, DAYS_OF_SERVER)
+    leaf = leaf.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    leaf = leaf.add_extension(_usage(signs_certificates=False), critical=True)
+    leaf = leaf.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+    leaf = leaf.add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
+    for file, builder, key in (("ca", ca, authority), ("server", leaf, server)):
+        certificate = builder.sign(authority, hashes.SHA256())
+        (folder / f"{file}.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+        _write_private(
+            folder / f"{file}.key",
+            key.private_bytes(
+                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            ),
+        )
+
+
+def _usage(signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _host(text: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(text))
+    except ValueError:
+        return x509.DNSName(text)
+
+
+def _readme(home: Home) -> str:
+    folder = home.folder
+    lines = [f"plures federate server --home {folder}"]
+    lines += [f"plures federate client --home {folder} --name {name} --data {name}.npz" for name in home.clients()]
+    lines += [f"plures federate start fedavg --home {folder}", f"plures federate status --home {folder}"]
+    commands = "\n".join(f"    {line}" for line in lines)
+    return f"""# A federation of Plures
+
+Each of these in a terminal of its own, from the folder that `{folder}` is in:
+
+{commands}
+
+- `clients/NAME` is what client NAME needs. Carry it to its machine by a safe way, give it there with `--home`, and
+  delete `node.key` here. Or let the client make its own pair (`ssh-keygen -t ecdsa -b 384 -N "" -f node.key`) and put
+  its `node.key.pub` here before the server starts.
+- `ca.key`, `server.key` and `secret` stay on the server's machine. `ca.crt` may be seen by anybody.
+- Clients of other machines reach the server through `nginx.conf`, which lets them do what nodes do and nothing else:
+  the server itself has no login for operators, so its own port must stay closed to the world.
+"""
+
+
+_NGINX = """# Clients come in here; what operators do stays on this machine: the server listens on 127.0.0.1 alone.
+# Replace FOLDER by the full path of this folder.
+server {{
+    listen 443 ssl;
+    server_name {host};
+    ssl_certificate     FOLDER/server.crt;
+    ssl_certificate_key FOLDER/server.key;
+
+    client_max_body_size 8m;  # Flower cuts what is larger into pieces of 5 MB
+    proxy_buffering off;
+    proxy_request_buffering off;
+
+    location /v1/fleet/ {{
+        proxy_pass https://127.0.0.1:{port};
+        proxy_ssl_trusted_certificate FOLDER/ca.crt;
+        proxy_ssl_verify on;
+        proxy_ssl_name localhost;
+        proxy_set_header Host $host;
+        proxy_read_timeout 300s;
+    }}
+
+    location / {{
+        return 403;
+    }}
+}}
+"""

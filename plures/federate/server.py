@@ -1,0 +1,461 @@
+"""The server's half of a run: what is sent to whom, which answers are taken, and what is done about silence.
+
+A round ends when all clients have answered, or at its deadline if enough have. An answer is checked before it is
+merged; one that is refused is counted and named, and ends nothing. Late answers and second ones are ignored. The
+state of a client is with the client. Here is kept after which round it is the one that counts, so that a server that
+is resumed from a checkpoint and a client that missed something agree on where they are.
+"""
+
+import json
+import math
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from plures import tree
+from plures.data.partition import Split
+from plures.data.population import Population
+from plures.engine import Usage
+from plures.errors import DataError, RunFailed, UsageError
+from plures.federate import wire
+from plures.federate.wire import Refused
+from plures.files import read_toml, write_text
+from plures.methods.messages import one_of
+from plures.methods.spec import all_settings, make_method
+from plures.runs import results
+from plures.runs.callbacks import Callback, Say
+from plures.runs.config import NOT_IN_IDENTITY, Config, config_toml, make_config
+from plures.runs.loop import Result, play_run
+from plures.runs.scene import Scene, announce, default_model, task_of
+from plures.runs.state import Answers, RunState
+from plures.simulate.evaluate import Evaluation
+from plures.simulate.executor import Trained
+from plures.simulate.workers import one_thread
+from plures.tree import Tree
+
+POLL_SECONDS = 0.25
+HELLO_SECONDS = 60.0  # that clients have at least, to say what they have
+LOST_SECONDS = 2.0  # after a message was lost on the way, until it is sent again
+ABOUT = "federation.json"  # in the run folder: who takes part, and with what number
+
+
+class Terms(NamedTuple):
+    """How long the server waits, and for how many."""
+
+    deadline: float = 600.0  # seconds of a round
+    quorum: float = 0.5  # share of the clients of a round without whose answers it cannot end
+    resend: float = 120.0  # seconds without an answer, until a message is sent again
+
+
+class Link(Protocol):
+    """The way to the clients, by their names."""
+
+    def clients(self) -> list[str]:
+        """Who can be reached now."""
+
+    def push(self, client: str, message: bytes) -> str:
+        """Send a message; its number is that of the answer."""
+
+    def pull(self, numbers: list[str]) -> list[tuple[str, bytes | None]]:
+        """The answers that are there; None for a message that was lost."""
+
+
+def gather(
+    link: Link, messages: dict[str, Callable[[], bytes]], take: Callable[[str, bytes], None], terms: Terms
+) -> list[str]:
+    """Send every client its message and take the answers as they come; at the deadline, who has not answered."""
+    began = time.monotonic()
+    waiting, due = set(messages), dict.fromkeys(messages, began)
+    sent: dict[str, str] = {}  # number of a message -> client
+    while waiting and time.monotonic() < began + terms.deadline:
+        now = time.monotonic()
+        for client in sorted(waiting):
+            if due[client] <= now:
+                sent[link.push(client, messages[client]())] = client
+                due[client] = now + terms.resend
+        for number, answer in link.pull(list(sent)):
+            client = sent.pop(number, "")
+            if client not in waiting:
+                continue
+            if answer is None:
+                due[client] = min(due[client], now + LOST_SECONDS)
+                continue
+            waiting.discard(client)
+            take(client, answer)
+        if waiting:
+            time.sleep(POLL_SECONDS)
+    return sorted(waiting)
+
+
+# Who takes part, and with what
+
+
+def hellos(link: Link, names: list[str], config: Config, terms: Terms, say: Say) -> dict[str, wire.Hello]:
+    """What each client says of its data."""
+    request = wire.pack(wire.HelloRequest(seed=config.seed, test_share=config.test_share), {})
+    found: dict[str, wire.Hello] = {}
+
+    def take(client: str, answer: bytes) -> None:
+        try:
+            hello = _read_answer(wire.Hello, answer, wire.room())[0]
+            if hello.name != client:
+                raise Refused(f"it says that its name is {hello.name}")
+            found[client] = hello
+        except Refused as refusal:
+            say(f"{client} cannot take part: {refusal}")
+
+    patient = terms._replace(deadline=max(terms.deadline, HELLO_SECONDS))
+    for client in gather(link, dict.fromkeys(names, lambda: request), take, patient):
+        say(f"{client} does not answer and is left out")
+    if config.clients is not None and len(found) < config.clients:
+        raise RunFailed(f"{len(found)} of {config.clients} clients can take part: {', '.join(found) or 'none'}")
+    return found
+
+
+class About(NamedTuple):
+    """An experiment: its id, and its clients in the order of their numbers."""
+
+    id: str
+    clients: list[wire.Hello]
+
+    @property
+    def n_classes(self) -> int:
+        return max(client.n_classes for client in self.clients)
+
+    @property
+    def n_tokens(self) -> int:
+        return max(client.n_tokens for client in self.clients)
+
+    def to_json(self) -> str:
+        return json.dumps({"experiment": self.id, "clients": [one.model_dump() for one in self.clients]}, indent=2)
+
+    @staticmethod
+    def from_json(text: str) -> "About":
+        values = json.loads(text)
+        return About(values["experiment"], [wire.Hello.model_validate(one) for one in values["clients"]])
+
+
+def new_experiment(found: dict[str, wire.Hello]) -> About:
+    """A new experiment of these clients, by name, if their rows are alike."""
+    clients = [found[name] for name in sorted(found)]
+    if not clients:
+        raise RunFailed("no client can take part")
+    first = clients[0]
+    for one in clients:
+        if (one.shape, one.dtype, one.label_axes) != (first.shape, first.dtype, first.label_axes):
+            raise DataError(
+                f"{one.name} has rows of shape {tuple(one.shape)} ({one.dtype}) and {first.name} of "
+                f"{tuple(first.shape)} ({first.dtype}); they must be alike"
+            )
+    return About(secrets.token_hex(8), clients)
+
+
+NOT_HERE = (
+    *["data", "data_dir", "partition", "split", "share", "new_clients", "new_epochs", "attack", "attackers"],
+    *["executor", "workers", "address", "validation", "unchosen", "pool_rows", "pool_every", "personal_epochs"],
+    *["engine", "precision"],
+)
+NEVER_SENT = {*NOT_IN_IDENTITY, *NOT_HERE, "clients"}  # of a config, to clients
+
+
+def make_scene(config: Config, about: About) -> Scene:
+    """The scene as far as the server knows it: the clients' numbers of rows, but no row."""
+    first = about.clients[0]
+    method = make_method(config.method, config.settings, config.solver())
+    if method.public_rows:
+        raise UsageError(
+            f"{config.method} needs rows of each class that everybody may see, and in a federation there are none; "
+            "choose other settings (for fedrod, another loss)"
+        )
+    # A round is in a checkpoint before the next one begins: clients must never be ahead of the server.
+    fields = {"data": "federation", "partition": "natural", "executor": "one_by_one", "clients": len(about.clients)}
+    fields |= {"model": config.model or default_model(first.label_axes, about.n_tokens), "checkpoint_every": 1}
+    config = config.model_copy(update=fields | {"settings": all_settings(method)})
+    dtype = torch.int64 if first.dtype == "int64" else torch.float32
+    example = torch.zeros(first.shape, dtype=dtype)
+    task = task_of(config, example, about.n_classes, about.n_tokens)
+    label = torch.zeros(example.shape if first.label_axes == 2 else (), dtype=torch.int64)
+    # Rows that exist in number only: every one is row 0 of a table of zeros.
+    train = [np.zeros(one.n_train, np.int64) for one in about.clients]
+    test = [np.zeros(one.n_test, np.int64) for one in about.clients]
+    population = Population(example[None], label[None], train, test, about.n_classes, config.seed, task.smallest_batch)
+    if not population.eligible():
+        raise DataError("no client has a row to train on")
+    known = announce(config, method, task, population)
+    return Scene(config, *known, Split(train, test), tuple(one.name for one in about.clients))
+
+
+def _read_answer(kind: Any, answer: bytes, most: int) -> tuple[Any, dict[str, Tensor]]:
+    """The fields of an answer of this kind and its tensors; that of an error is refused."""
+    fields, tensors = wire.unpack(answer, most)
+    if fields.get("kind") == "error":
+        raise Refused(f"it had an error ({wire.check_fields(wire.ErrorReply, fields).error}); its own log says more")
+    return wire.check_fields(kind, fields), tensors
+
+
+# Rounds
+
+
+class Away(NamedTuple):
+    """What is kept here of a client."""
+
+    version: Tensor  # after which round its state, which it keeps itself, is the one that counts
+
+
+class Answer(NamedTuple):
+    """What one client answered."""
+
+    fields: wire.RoundReply
+    upload: Tree  # None when it did not train
+
+
+class FederatedClients:
+    """The clients of a run, reached over a network."""
+
+    scores_late = True  # one message per client and round: it scores the state that it is sent, and trains
+
+    def __init__(self, scene: Scene, about: About, folder: Path, say: Say, link: Link, terms: Terms) -> None:
+        self.state = RunState(scene, folder, say, Away(torch.tensor(0)))
+        self.about, self.link, self.terms = about, link, terms
+        self.shapes = self.state.shapes
+        self.how_to_resume = f"go on with: plures federate start --resume {folder}"
+        values = scene.config.model_dump(exclude=NEVER_SENT, exclude_none=True)
+        self.experiment = wire.Experiment(
+            id=about.id,
+            config=values,
+            n_clients=len(about.clients),
+            n_classes=about.n_classes,
+            n_tokens=about.n_tokens,
+        )
+        self.earlier = self.versions()  # of the checkpoint before the last one
+        self.refusals: list[dict[str, Any]] = []
+        self.silent: list[dict[str, Any]] = []
+        self.wire_bytes = {"down": 0, "up": 0}
+
+    def versions(self) -> list[int]:
+        """After which round each client's state is the one that counts."""
+        return self.state.store.rows(torch.arange(len(self.about.clients))).version.tolist()
+
+    def usage(self) -> Usage:
+        return Usage()  # clients train elsewhere
+
+    def manifest(self) -> dict[str, Any]:
+        own = {"wire": self.wire_bytes, "refusals": self.refusals, "silent": self.silent}
+        return self.state.manifest(self.usage()) | own
+
+    def load(self) -> None:
+        """Go back to the newest whole checkpoint."""
+        found = self.state.load()
+        self.earlier = self.versions()
+        if found:
+            self.wire_bytes, self.refusals, self.silent = found["wire"], found["refusals"], found["silent"]
+
+    def models(self) -> dict[int, Tree]:
+        return {}  # clients write down their own
+
+    def close(self) -> None:
+        pass
+
+    def play(self, score: bool) -> Answers:
+        began = time.perf_counter()
+        state = self.state
+        ids, before = state.cohort(), self.versions()
+        message, n_flops = state.send(ids)
+        answers = self._exchange({i: one_of(message, k) for k, i in enumerate(ids)}, score, is_last=False)
+        found = {i: answers[i] for i in ids if i in answers}
+        needed = max(1, math.ceil(self.terms.quorum * len(ids)))
+        if len(found) < needed:
+            raise RunFailed(
+                f"round {state.round + 1}: {len(found)} of {len(ids)} clients gave an update that could be taken, "
+                f"{needed} are needed; look at the clients, or lower --quorum."
+            )
+        trained = Trained(
+            Away(torch.full((len(found),), state.round + 1)),
+            tree.stack([one.upload for one in found.values()]),
+            {"loss": torch.tensor([one.fields.loss for one in found.values()])},
+            n_flops + sum(one.fields.flops for one in found.values()),
+        )
+        names = {self.about.clients[i].name for i in ids}
+        refused = sum(one["round"] == state.round + 1 and one["client"] in names for one in self.refusals)
+        self.earlier = before
+        scores = self._evaluation(answers, began) if score else None
+        return Answers(ids, message, list(found), trained, refused, began, scores)
+
+    def evaluate(self, is_last: bool) -> Evaluation:
+        """The scores at the end; every client may write its own model down."""
+        began = time.perf_counter()
+        return self._evaluation(self._exchange({}, score=True, is_last=is_last), began)
+
+    def results(self, evaluation: Evaluation) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        scene = self.state.scene
+        population = scene.population
+        rows = results.clients(population.train, population.test, population.y.numpy(), evaluation, scene.names)
+        for row in rows:
+            row |= {"n_classes": None, "role": "client"}  # the server is not told which classes a client has
+        return {"wire": self.wire_bytes, "refusals": self.refusals, "silent": self.silent}, rows
+
+    def _exchange(self, to_train: dict[int, Tree], score: bool, is_last: bool) -> dict[int, Answer]:
+        """What clients answer: those that train, and those that are scored, by their numbers."""
+        state, method, task = self.state, self.state.scene.method, self.state.scene.task
+        served = state.eligible if is_last else state.scored if score else []
+        others = [i for i in served if i not in to_train]
+        # Asked for the very clients that train, most methods serve what they send, bit for bit: it travels once.
+        to_serve = {i: one for i, one in (self._serve(list(to_train)) | self._serve(others)).items() if i in served}
+        with torch.no_grad():
+            generic = (method.generic(task, state.server) or {}) if score else {}
+        asked = {i: self._request(i, i in to_train, score, is_last) for i in sorted({*to_train, *to_serve})}
+
+        def maker(i: int) -> Callable[[], bytes]:
+            def make() -> bytes:
+                parts: dict[str, Tree] = {}
+                if i in to_train:
+                    parts["train"] = method.trim(task, to_train[i])
+                if i in to_serve:
+                    parts["serve"] = method.trim(task, to_serve[i])
+                if asked[i].score:
+                    parts["generic"] = generic
+                message = wire.pack(asked[i], parts)
+                self.wire_bytes["down"] += len(message)
+                return message
+
+            return make
+
+        now = f"round {state.round + 1}" if to_train else f"after round {state.round}"
+        answers: dict[int, Answer] = {}
+        numbers = {one.name: i for i, one in enumerate(self.about.clients)}
+
+        def take(name: str, answer: bytes) -> None:
+            i = numbers[name]
+            self.wire_bytes["up"] += len(answer)
+            try:
+                answers[i] = self.check_answer(asked[i], answer)
+            except Refused as refusal:
+                self.refusals.append({"round": state.round + 1, "client": name, "why": str(refusal)})
+                state.say(f"{now}: the answer of {name} is refused: {refusal}")
+                return
+            if answers[i].fields.state == "lost":
+                state.say(f"{now}: {name} had lost its state and began anew")
+
+        messages = {self.about.clients[i].name: maker(i) for i in asked}
+        for name in gather(self.link, messages, take, self.terms):
+            self.silent.append({"round": state.round + 1, "client": name})
+            state.say(f"{now}: {name} did not answer in {self.terms.deadline:g} s")
+        return dict(sorted(answers.items()))
+
+    def _serve(self, ids: list[int]) -> dict[int, Tree]:
+        if not ids:
+            return {}
+        with torch.no_grad():
+            message = self.state.scene.method.serve(self.state.scene.task, self.state.server, torch.tensor(ids))
+        return {i: one_of(message, k) for k, i in enumerate(ids)}
+
+    def _request(self, i: int, train: bool, score: bool, is_last: bool) -> wire.RoundRequest:
+        version = self.versions()[i]
+        return wire.RoundRequest(
+            experiment=self.experiment,
+            client=i,
+            round=self.state.round,
+            version=version,
+            keep=min(version, self.earlier[i]),
+            missed=self._missed(i, version),
+            train=train,
+            score=score and i in self.state.scored,
+            last=is_last,
+        )
+
+    def _missed(self, i: int, version: int) -> list[int]:
+        """The rounds since its last one, counted from 1, in which it was asked for an update that was not merged."""
+        return [r + 1 for r in range(version, self.state.round) if i in self.state.cohort(r)]
+
+    def check_answer(self, asked: wire.RoundRequest, answer: bytes) -> Answer:
+        """An answer that may be merged; raises Refused with the reason if it may not."""
+        form = self.shapes.upload if asked.train else {}
+        fields, tensors = _read_answer(wire.RoundReply, answer, wire.room(form))
+        one = self.about.clients[asked.client]
+        expected = (asked.experiment.id, asked.round, asked.client)
+        if (fields.experiment, fields.round, fields.client) != expected:
+            raise Refused("it is for another experiment, round or client")
+        if fields.n != one.n_train:
+            raise Refused(f"it has {fields.n} training rows, and said {one.n_train} at the start")
+        if asked.train == (fields.loss is None):
+            raise Refused("its loss is missing, or there is one and it was not asked to train")
+        for scores, wanted in ((fields.personal, asked.score), (fields.generic, asked.score and self.shapes.generic)):
+            if (scores is not None) != bool(wanted):
+                raise Refused("its scores are missing, or were not asked for")
+            if scores is not None and not (scores.n == one.n_test and 0 <= scores.hits <= scores.n):
+                raise Refused("its scores are not those of its test rows")
+        upload = wire.take("upload", tensors, form)
+        wire.refuse_others(tensors)
+        _check_numbers(upload, len(self.about.clients))
+        return Answer(fields, upload)
+
+    def _evaluation(self, answers: dict[int, Answer], began: float) -> Evaluation:
+        found = {i: one.fields for i, one in answers.items() if one.fields.personal is not None}
+
+        def sums(part: str) -> dict[str, list[float]]:
+            each = [getattr(fields, part) for fields in found.values()]
+            return {name: [float(getattr(one, name)) for one in each] for name in ("hits", "loss", "n")}
+
+        generic = sums("generic") if tree.leaves(self.shapes.generic) else None
+        return Evaluation(list(found), sums("personal"), generic, time.perf_counter() - began)
+
+
+def _check_numbers(upload: Tree, n_clients: int) -> None:
+    """Whole numbers in an upload name clients: the server looks things up by them."""
+    for name, x in zip(tree.names(upload), tree.leaves(upload), strict=True):
+        if not x.is_floating_point() and not bool(((x >= 0) & (x < n_clients)).all()):
+            raise Refused(f"upload/{name} names a client that does not exist")
+
+
+# Whole runs
+
+
+def write_start(config: Config, about: About, folder: Path) -> Scene:
+    """Write down what a new run is made of, and make its scene."""
+    scene = make_scene(config, about)
+    write_text(folder / "config.toml", config_toml(scene.config))
+    write_text(folder / ABOUT, about.to_json())
+    return scene
+
+
+def open_scene(folder: Path) -> tuple[Scene, About]:
+    """The scene of a run that was begun before."""
+    if not (folder / ABOUT).exists():
+        raise UsageError(f"{folder} is not the folder of a federated run: it has no {ABOUT}")
+    about = About.from_json((folder / ABOUT).read_text(encoding="utf-8"))
+    return make_scene(make_config(read_toml(folder / "config.toml")), about), about
+
+
+def play(clients: FederatedClients, callback: Callback) -> Result:
+    """Play all rounds that are left, and write the run folder."""
+    with one_thread():
+        return play_run(clients, callback)
+
+
+def adapt(clients: FederatedClients, client: str, epochs: int) -> dict[str, Any]:
+    """A client that was not in training makes its own model; it keeps it, and its accuracies come back."""
+    state = clients.state
+    with torch.no_grad():
+        received = state.scene.method.newcomer(state.scene.task, state.server)
+    message = wire.pack(wire.AdaptRequest(experiment=clients.experiment, epochs=epochs), {"newcomer": received})
+    found: list[wire.AdaptReply] = []
+
+    def take(name: str, answer: bytes) -> None:
+        try:
+            reply, tensors = _read_answer(wire.AdaptReply, answer, wire.room() + 32 * epochs)
+            wire.refuse_others(tensors)
+            if reply.experiment != clients.about.id or not all(0 <= x <= 1 for x in reply.curve):
+                raise Refused("it is for another experiment, or its accuracies are none")
+            found.append(reply)
+        except Refused as refusal:
+            raise RunFailed(f"the answer of {name} is refused: {refusal}") from None
+
+    if gather(clients.link, {client: lambda: message}, take, clients.terms):
+        raise RunFailed(f"{client} did not answer in {clients.terms.deadline:g} s")
+    return {"client": client, "round": state.round, "epochs": epochs} | found[0].model_dump(exclude={"kind"})

@@ -1,0 +1,418 @@
+"""Task: a module as pure functions of its parameters, and the parts that it is made of.
+
+The module itself keeps no state between calls. BatchNorm statistics are entries of the model's
+dict: in training, the *gradient* of any loss with respect to a statistic is the step that the
+statistic has to take (`_Recorded`), so whatever trains a tree of tensors moves the statistics
+too, and a pass whose gradient is not taken moves none. Padded rows of a batch count for nothing.
+Dropout draws from the key of the batch.
+"""
+
+import copy
+from collections.abc import Callable, Iterable
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+from plures import seeds, tree
+from plures.data.batches import Batch
+from plures.engine import KernelCount, Size
+from plures.errors import UsageError
+from plures.tree import Params
+
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
+    """Mean cross-entropy over the rows of the batch."""
+    return masked_mean(row_losses(logits, batch.y), batch.mask)
+
+
+def row_losses(logits: Tensor, y: Tensor) -> Tensor:
+    """Cross-entropy of every row; of a sequence, the mean over its positions."""
+    each = -logits.log_softmax(-1).gather(-1, y.unsqueeze(-1)).squeeze(-1)
+    return each if each.dim() == 1 else each.flatten(1).mean(1)
+
+
+def masked_mean(each: Tensor, mask: Tensor) -> Tensor:
+    """The mean over the rows that the mask marks."""
+    return (each * mask).sum() / mask.sum()
+
+
+Loss = Callable[[Params, Batch], Tensor]
+
+
+class _Recorded(torch.autograd.Function):
+    """Passes values through; its backward gives the statistics the step they have to take."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(values: Tensor, mean: Tensor, var: Tensor, new_mean: Tensor, new_var: Tensor) -> Tensor:
+        return values.view_as(values)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs[1:])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        mean, var, new_mean, new_var = ctx.saved_tensors
+        return gradient, mean - new_mean, var - new_var, None, None
+
+
+class _BatchNormAsFunction(nn.Module):
+    """BatchNorm over the rows that the mask marks, with its statistics given from outside."""
+
+    mask: Tensor
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, original: "nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d") -> None:
+        super().__init__()
+        if original.momentum is None or not original.track_running_stats:
+            raise UsageError(
+                "BatchNorm with momentum=None or track_running_stats=False is not supported: "
+                "its statistics cannot be shared; use the defaults, or GroupNorm"
+            )
+        self.eps, self.momentum = original.eps, original.momentum
+        self.weight, self.bias = original.weight, original.bias
+        self.register_buffer("running_mean", original.running_mean)
+        self.register_buffer("running_var", original.running_var)
+        self.mask = torch.ones(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shape = (1, -1, *[1] * (x.dim() - 2))
+        mean, var = self.running_mean.detach(), self.running_var.detach()  # in inference they are constants
+        if self.training:
+            axes = (0, *range(2, x.dim()))
+            mask = self.mask.reshape(-1, *[1] * (x.dim() - 1))
+            count = self.mask.sum() * (x[0, 0].numel())
+            mean = (x * mask).sum(axes) / count
+            centred = x - mean.reshape(shape)
+            var = (centred.square() * mask).sum(axes) / count
+            unbiased = var * count / (count - 1).clamp(min=1)
+        else:
+            centred = x - mean.reshape(shape)
+        y = centred * (var + self.eps).rsqrt().reshape(shape)
+        if self.weight is not None:
+            y = y * self.weight.reshape(shape) + self.bias.reshape(shape)
+        if not self.training:
+            return y
+        old_mean, old_var = self.running_mean, self.running_var
+        new_mean = torch.lerp(old_mean, mean, self.momentum).detach()
+        new_var = torch.lerp(old_var, unbiased, self.momentum).detach()
+        return _Recorded.apply(y, old_mean, old_var, new_mean, new_var)
+
+
+class _DropoutAsFunction(nn.Module):
+    """Dropout whose zeros come from the key of the batch."""
+
+    key: Tensor
+
+    def __init__(self, original: nn.Module, stream: int) -> None:
+        super().__init__()
+        self.p, self.stream = float(original.p), stream  # type: ignore[arg-type]
+        self.whole_channels = not isinstance(original, nn.Dropout)
+        self.key = torch.tensor(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.p == 0:
+            return x
+        shape = (*x.shape[:2], *[1] * (x.dim() - 2)) if self.whole_channels else x.shape
+        stays = seeds.uniform(self.key, shape, self.stream) >= self.p
+        return x * stays / (1 - self.p)
+
+
+def _child(module: nn.Module, path: str) -> tuple[nn.Module, str]:
+    parent, _, name = path.rpartition(".")
+    return module.get_submodule(parent), name
+
+
+def _without_hidden_state(module: nn.Module) -> nn.Module:
+    """A copy in which BatchNorm and Dropout take what they need from outside."""
+    module = copy.deepcopy(module)
+    for stream, (path, child) in enumerate(list(module.named_modules())):
+        new: nn.Module
+        if isinstance(child, BATCH_NORMS):
+            new = _BatchNormAsFunction(child)
+        elif isinstance(child, (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)):
+            new = _DropoutAsFunction(child, stream)
+        else:
+            continue
+        parent, name = _child(module, path)
+        setattr(parent, name, new)
+    return module
+
+
+class _Body:
+    """A module without its head, and the places where its tensors are put for a call.
+
+    `torch.func.functional_call` does the same, but walks through all modules at every call.
+    """
+
+    def __init__(self, module: nn.Module, names: list[str]) -> None:
+        self.module = module
+        self.masked = [m for m in module.modules() if isinstance(m, _BatchNormAsFunction)]
+        self.keyed = [m for m in module.modules() if isinstance(m, _DropoutAsFunction)]
+        self.slots: list[tuple[str, dict[str, Any], str]] = []
+        for name in names:
+            parent, key = _child(module, name)
+            self.slots.append((name, parent._buffers if key in parent._buffers else parent._parameters, key))
+
+
+class Task:
+    """What there is to learn: a model as pure functions, and the names of its parts."""
+
+    def __init__(self, module: nn.Module, example: Tensor, n_classes: int) -> None:
+        """`example` is one row of data, without the batch axis."""
+        self.n_classes = n_classes
+        self.example = example
+        self._loss: Loss | None = None  # in place of cross-entropy
+        self._public: Batch | None = None
+        self.initial: Params = {
+            name: value.detach().clone()
+            for name, value in module.state_dict().items()
+            if name in dict(module.named_parameters()) or tree.is_statistic(name)
+        }
+        self.head = _find_head(module, n_classes)
+        self.layers = _find_layers(module, self.head)
+        self.blocks = _find_blocks(module, self.layers)
+        self._batch_norms = [name for name, m in module.named_modules() if isinstance(m, BATCH_NORMS)]
+        self._norms = self._batch_norms + [
+            name for name, m in module.named_modules() if isinstance(m, (nn.GroupNorm, nn.LayerNorm))
+        ]
+        body = _without_hidden_state(module)
+        parent, name = _child(body, self.head)
+        setattr(parent, name, nn.Identity())
+        names = [name for name in self.initial if not self.is_head(name)]
+        self._inference = _Body(copy.deepcopy(body).eval(), names)
+        self._training = _Body(body.train(), names)
+        self._layer_of = {name: layer for layer, names in self.layers.items() for name in names}
+        self._block_of = {name: block for block, names in self.blocks.items() for name in names}
+        self._check(module)
+
+    # Parts
+
+    def is_head(self, name: str) -> bool:
+        return name.startswith(self.head + ".")
+
+    def is_batch_norm(self, name: str) -> bool:
+        """Weights and statistics of BatchNorm, by type of module and not by its name."""
+        return name.rpartition(".")[0] in self._batch_norms
+
+    def is_norm(self, name: str) -> bool:
+        """Weights and statistics of any normalisation layer."""
+        return name.rpartition(".")[0] in self._norms
+
+    def layer_of(self, name: str) -> str:
+        """The layer that a tensor belongs to."""
+        return self._layer_of[name]
+
+    def layers_in(self, names: Iterable[str]) -> list[str]:
+        """The layers that these tensors belong to, from the input to the head."""
+        present = {self._layer_of[name] for name in names}
+        return [layer for layer in self.layers if layer in present]
+
+    def block_of(self, name: str) -> str:
+        """The block that a tensor belongs to: a group of layers that the model declares, or else its layer."""
+        return self._block_of[name]
+
+    def blocks_in(self, names: Iterable[str]) -> list[str]:
+        """The blocks that these tensors belong to, from the input to the head."""
+        present = {self._block_of[name] for name in names}
+        return [block for block in self.blocks if block in present]
+
+    @property
+    def smallest_batch(self) -> int:
+        """BatchNorm learns nothing from a batch of one, so such a last batch is left out."""
+        return 2 if self._batch_norms else 1
+
+    @cached_property
+    def flops(self) -> int:
+        """Multiplications and additions of one row's forward pass."""
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            self.logits(self.initial, self.example.unsqueeze(0))
+        return counter.get_total_flops()
+
+    @cached_property
+    def n_kernels(self) -> int:
+        """How many kernels a forward pass calls, however many rows it has."""
+        with KernelCount() as calls, torch.no_grad():
+            self.logits(self.initial, self.example.unsqueeze(0))
+        return calls.n
+
+    @cached_property
+    def row_bytes(self) -> int:
+        """What the outputs of all layers take for one row: a measure of the memory of a forward pass."""
+        sizes: list[int] = []
+
+        def count(_module: nn.Module, _inputs: Any, output: Any) -> None:
+            sizes.extend(x.nbytes for x in tree.leaves(output) if isinstance(x, Tensor))  # some give more than one
+
+        hooks = [
+            module.register_forward_hook(count)
+            for module in self._inference.module.modules()
+            if not list(module.children())
+        ]
+        with torch.no_grad():
+            self.features(self.initial, self.example.unsqueeze(0))
+        for hook in hooks:
+            hook.remove()
+        return sum(sizes) + self.example.nbytes
+
+    @cached_property
+    def size(self) -> Size:
+        """What the cost of a step is estimated from."""
+        has_convolutions = any(x.dim() == 4 for x in self.initial.values())
+        return Size(self.flops, self.n_kernels, self.row_bytes, tree.n_bytes(self.initial), has_convolutions)
+
+    # Inference
+
+    def features(self, params: Params, x: Tensor) -> Tensor:
+        """What the head sees, in inference mode."""
+        return self._call(self._inference, params, x)
+
+    def classify(self, params: Params, features: Tensor) -> Tensor:
+        """The head: logits from features."""
+        return F.linear(features, params[self.head + ".weight"], params.get(self.head + ".bias"))
+
+    def logits(self, params: Params, x: Tensor) -> Tensor:
+        """Logits in inference mode."""
+        return self.classify(params, self.features(params, x))
+
+    # Training
+
+    def training_features(self, params: Params, batch: Batch) -> Tensor:
+        """What the head sees, in training mode: batch statistics, dropout."""
+        self._show(batch.mask, batch.key)
+        try:
+            return self._call(self._training, params, batch.x)
+        finally:
+            self._show(torch.ones(1), torch.tensor(0))  # nothing of a batch is kept
+
+    def _show(self, mask: Tensor, key: Tensor) -> None:
+        for norm in self._training.masked:
+            norm.mask = mask
+        for dropout in self._training.keyed:
+            dropout.key = key
+
+    def training_logits(self, params: Params, batch: Batch) -> Tensor:
+        """Logits in training mode."""
+        return self.classify(params, self.training_features(params, batch))
+
+    def loss(self, params: Params, batch: Batch) -> Tensor:
+        """Mean cross-entropy of a batch, in training mode; or what `judged_by` put in its place."""
+        if self._loss is not None:
+            return self._loss(params, batch)
+        return cross_entropy(self.training_logits(params, batch), batch)
+
+    @property
+    def public(self) -> Batch:
+        """The rows that everybody may see, for methods that ask for some."""
+        if self._public is None:
+            raise UsageError("this method needs public rows, and the task has none; see `Task.with_public`")
+        return self._public
+
+    def with_public(self, x: Tensor, y: Tensor) -> "Task":
+        """The same task with rows that everybody may see."""
+        changed = copy.copy(self)
+        counts = torch.bincount(y.flatten(), minlength=self.n_classes).to(torch.float32)
+        changed._public = Batch(x, y, torch.ones(len(x)), counts, torch.tensor(0))
+        return changed
+
+    def judged_by(self, loss: "Loss") -> "Task":
+        """The same task with another loss to train by."""
+        changed = copy.copy(self)
+        changed._loss = loss
+        return changed
+
+    @staticmethod
+    def _call(body: "_Body", params: Params, x: Tensor) -> Tensor:
+        """The body with these tensors in the places of its own, which hold nothing between calls."""
+        try:
+            for name, place, key in body.slots:
+                place[key] = params[name]
+            return body.module(x)
+        finally:
+            for _, place, key in body.slots:
+                place[key] = None
+
+    def _check(self, module: nn.Module) -> None:
+        """The head must be the last thing the model does, and nothing random may be hidden in it."""
+        x = torch.stack([self.example, self.example])
+        reference = copy.deepcopy(module).eval()
+        with torch.no_grad():
+            try:
+                expected = reference(x)
+            except Exception as error:
+                raise UsageError(f"the model cannot read rows of shape {tuple(self.example.shape)}: {error}") from error
+            if expected.shape[-1] != self.n_classes:
+                raise UsageError(f"the model gives {expected.shape[-1]} logits, the data has {self.n_classes} classes")
+            try:
+                same = torch.allclose(expected, self.logits(self.initial, x), atol=1e-5)
+            except RuntimeError:
+                same = False
+            if not same:
+                raise UsageError(
+                    f"the model's output is not that of its last linear layer {self.head!r}; return the plain "
+                    "logits of that layer, with no softmax or scaling after it"
+                )
+            batch = Batch(
+                x, torch.zeros(2, dtype=torch.long), torch.ones(2), torch.ones(self.n_classes), torch.tensor(0)
+            )
+            with torch.random.fork_rng(devices=[]):
+                once, again = (self.training_features(self.initial, batch) for _ in range(2))
+            if not torch.equal(once, again):
+                raise UsageError(
+                    "the model draws random numbers of its own in training; use the module nn.Dropout, "
+                    "whose numbers can be repeated"
+                )
+
+
+def _find_head(module: nn.Module, n_classes: int) -> str:
+    declared = getattr(module, "head_name", None)
+    linear = [name for name, child in module.named_modules() if isinstance(child, nn.Linear)]
+    if declared is not None:
+        if declared not in linear:
+            raise UsageError(f"the model's head_name {declared!r} is not one of its linear layers: {', '.join(linear)}")
+        return str(declared)
+    if not linear:
+        raise UsageError("the model has no linear layer to be its head; end it with nn.Linear(features, n_classes)")
+    return linear[-1]
+
+
+def _find_layers(module: nn.Module, head: str) -> dict[str, tuple[str, ...]]:
+    """Layer -> its tensors: the modules that own tensors, in their order; the head is last."""
+    own = {name for name, _ in module.named_parameters()}
+    layers: dict[str, list[str]] = {}
+    for name in module.state_dict():
+        if name in own or tree.is_statistic(name):
+            layers.setdefault(name.rpartition(".")[0] or "model", []).append(name)
+    layers[head] = layers.pop(head)
+    return {layer: tuple(names) for layer, names in layers.items()}
+
+
+def _find_blocks(module: nn.Module, layers: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """Block -> its tensors: the groups of layers that the model declares in their order, or else the layers."""
+    declared: list[str] | None = getattr(module, "block_names", None)
+    if declared is None:
+        return layers
+    blocks: dict[str, tuple[str, ...]] = {block: () for block in declared}
+    for layer, names in layers.items():
+        inside = [block for block in declared if layer == block or layer.startswith(block + ".")]
+        if not inside:
+            raise UsageError(f"the model's block_names leave out {layer!r}; name a block that holds it")
+        blocks[inside[0]] += names
+    return blocks
+
+
+def build(make: Callable[[], nn.Module], example: Tensor, n_classes: int, seed: int) -> Task:
+    """A task whose initial weights depend on the seed alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seeds.key_of(seed, "initial weights"))
+        module = make()
+    return Task(module, example, n_classes)

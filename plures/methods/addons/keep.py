@@ -1,0 +1,83 @@
+"""KeepLocal: a part of the model stays with each client and never travels.
+
+Around FedAvg it is FedPer (the head stays), LG-FedAvg (the body stays) or FedBN (BatchNorm stays).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from plures import tree
+from plures.errors import UsageError
+from plures.learn.task import Task
+from plures.methods.addons.base import Addon
+from plures.methods.base import NO_TERMS, setting
+from plures.tree import Params, Tree
+
+PRIVATE: dict[str, Callable[[Task, str], bool]] = {
+    "head": lambda task, name: task.is_head(name),
+    "body": lambda task, name: not task.is_head(name),
+    "batch-norm": lambda task, name: task.is_batch_norm(name),
+    "statistics": lambda task, name: tree.is_statistic(name),
+    "nothing": lambda task, name: False,
+}
+
+
+class KeptClient(NamedTuple):
+    host: Tree
+    kept: Params  # never uploaded
+
+
+@dataclass(frozen=True)
+class KeepLocal(Addon):
+    """The host trains the whole model; the named part of it is left at home."""
+
+    private: str = setting(
+        "head",
+        "what stays with a client: head, body, batch-norm, statistics, nothing, or several joined by /",
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        for part in self.private.split("/"):
+            if part not in PRIVATE:
+                raise UsageError(f"private={self.private}: a part that can stay is one of {', '.join(PRIVATE)}")
+
+    def stays(self, task):
+        """Which names stay, as a function of a name."""
+        parts = [PRIVATE[part] for part in self.private.split("/")]
+        return lambda name: any(belongs(task, name) for belongs in parts)
+
+    def shared(self, task, params):
+        return tree.drop(self.host.shared(task, params), self.stays(task))
+
+    def init_server(self, task, params, federation):
+        return self.host.init_server(task, tree.drop(params, self.stays(task)), federation)
+
+    def generic(self, task, server):
+        shared = self.host.generic(task, server)
+        return shared if shared is not None and len(shared) == len(task.initial) else None
+
+    def init_client(self, task, params):
+        return KeptClient(self.host.init_client(task, params), tree.keep(params, self.stays(task)))
+
+    def local_model(self, task, received, client):
+        whole = self.host.local_model(task, received, client.host) | client.kept
+        return {name: whole[name] for name in task.initial}
+
+    def train(self, task, received, client, shard, terms=NO_TERMS):
+        start = self.local_model(task, terms.start_from(received), client)
+        host, model, metrics = self.host.train(task, received, client.host, shard, terms._replace(start=start))
+        stays = self.stays(task)
+        return KeptClient(host, tree.keep(model, stays)), tree.drop(model, stays), metrics
+
+    def personalize(self, task, received, client, shard):
+        return self.host.personalize(task, self.local_model(task, received, client), client.host, shard)
+
+    @property
+    def personal_model_name(self):
+        return (
+            f"server's model, own {self.private}"
+            if self.host.personal_model_name == "global"
+            else self.host.personal_model_name
+        )

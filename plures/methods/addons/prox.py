@@ -1,0 +1,20 @@
+"""Prox: local training is pulled towards the received model."""
+
+from dataclasses import dataclass
+
+import torch
+
+from plures.methods.addons.base import Addon
+from plures.methods.base import NO_TERMS, Penalty, setting
+
+
+@dataclass(frozen=True)
+class Prox(Addon):
+    """Adds mu/2 |p - received|^2 to the local loss of the shared model."""
+
+    mu: float = setting(0.01, "strength of the pull towards the received model", least=0)
+
+    def train(self, task, received, client, shard, terms=NO_TERMS):
+        anchor = self.shared(task, received) if self.mu else {}  # with no anchor the step is the host's, to the bit
+        penalty = Penalty(linear={}, weight=torch.tensor(self.mu), anchor=anchor)
+        return self.host.train(task, received, client, shard, terms.plus(penalty))

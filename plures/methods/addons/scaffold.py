@@ -1,0 +1,95 @@
+"""SCAFFOLD: control variates turn each local step from the client's gradient towards that of all clients."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from plures import tree
+from plures.methods.addons.base import Addon
+from plures.methods.base import NO_TERMS, Penalty, setting
+from plures.methods.messages import Same
+from plures.tree import Params, Tree
+
+
+class ScaffoldServer(NamedTuple):
+    host: Tree
+    control: Params  # the mean of all clients' controls
+    n_clients: torch.Tensor
+
+
+class ScaffoldClient(NamedTuple):
+    host: Tree
+    control: Params  # an estimate of the client's own gradient
+
+
+@dataclass(frozen=True)
+class Scaffold(Addon):
+    """Steps y <- y - lr (g(y) - c_i + c); then c_i <- c_i - c + (x - y) / (steps * lr)."""
+
+    @property
+    def refuses(self):
+        turn, twice = "add it the other way round, before scaffold", "one correction of drift is enough"
+        return {**self.host.refuses, "ala": turn, "c": turn, "prox": turn, "feddyn": twice, "scaffold": twice}
+
+    server_lr: float = setting(1.0, "how far the server moves to the mean of what clients made of its model", least=0)
+
+    def weights(self, task, received):
+        """The weights of the shared model: what has a control."""
+        return tree.trainable(self.host.shared(task, received))
+
+    def init_server(self, task, params, federation):
+        host = self.host.init_server(task, params, federation)
+        return ScaffoldServer(
+            host, tree.zeros_like(self.weights(task, host)), torch.tensor(federation.n_clients, dtype=torch.float64)
+        )
+
+    def send(self, task, server, ids):
+        return Same({"host": self.host.send(task, server.host, ids).tree, "control": server.control})
+
+    def serve(self, task, server, ids):
+        return Same({"host": self.host.serve(task, server.host, ids).tree, "control": server.control})
+
+    def merge(self, task, server, ids, uploads, sizes):
+        mean = self.host.merge(task, server.host, ids, uploads["host"], torch.ones_like(sizes))
+        if self.server_lr != 1:
+            mean = tree.map(lambda old, new: torch.lerp(old, new, self.server_lr), server.host, mean)
+        change = tree.map(lambda x: x.sum(0) / server.n_clients.to(x.dtype), uploads["control"])
+        return server._replace(host=mean, control=tree.add(server.control, change))
+
+    def generic(self, task, server):
+        return self.host.generic(task, server.host)
+
+    def newcomer(self, task, server):
+        return {"host": self.host.newcomer(task, server.host), "control": server.control}
+
+    def init_client(self, task, params):
+        weights = self.weights(task, self.host.shared(task, params))
+        return ScaffoldClient(self.host.init_client(task, params), tree.zeros_like(weights))
+
+    def train(self, task, received, client, shard, terms=NO_TERMS):
+        before, control = self.weights(task, received["host"]), received["control"]
+        turn = Penalty(linear=tree.sub(control, client.control), weight=torch.zeros(()), anchor={})
+        host, upload, metrics = self.host.train(task, received["host"], client.host, shard, terms.plus(turn))
+        reach = self.reach(metrics["steps"], shard.round)
+        after = self.weights(task, upload)
+        gradients = {name: (before[name] - after[name]) / reach.clamp(min=1e-30) for name in control}
+        change = tree.map(lambda g, c: torch.where(reach > 0, g - c, 0.0), gradients, control)
+        # What the server adds is what the client adds, so that rounding is the same on both sides.
+        own = tree.add(client.control, change)
+        return ScaffoldClient(host, own), {"host": upload, "control": change}, metrics
+
+    def reach(self, steps, round):
+        """How far so many steps go along a gradient of one; momentum makes every step count for later ones too."""
+        momentum, steps = self.solver.momentum, steps.clamp(min=1)
+        lost = momentum * (1 - momentum**steps) / (1 - momentum) ** 2
+        return self.solver.rate(round) * (steps / (1 - momentum) - lost)
+
+    def local_model(self, task, received, client):
+        return self.host.local_model(task, received["host"], client.host)
+
+    def personalize(self, task, received, client, shard):
+        return self.host.personalize(task, received["host"], client.host, shard)
+
+    def adapt(self, task, received, shard, epochs):
+        return self.host.adapt(task, received["host"], shard, epochs)

@@ -1,0 +1,66 @@
+"""The models by name. Each takes the shape of a row and the number of classes; models of text the number of tokens too.
+
+A model's head is its last linear layer, unless the class says otherwise with `head_name`. Its layers are the modules
+that own tensors; a deep model may group them with `block_names`, from the input to the head, for methods that count
+in blocks.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from plures.errors import UsageError
+from plures.registry import Registry
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from plures.models.inputs import Shape
+
+MODELS: "Registry[Callable[..., nn.Module]]" = Registry(
+    "model",
+    "plures.models",
+    {
+        "mlp": "plures.models.small:Mlp",
+        "cnn4": "plures.models.small:Cnn4",
+        "rod-cnn": "plures.models.small:RodCnn",
+        "hncnn": "plures.models.small:HnCnn",
+        "hncnn-bn": "plures.models.small:HnCnnBn",
+        "resnet8": "plures.models.resnet:ResNet8",
+        "resnet8-gn": "plures.models.resnet:ResNet8Gn",
+        "resnet20": "plures.models.resnet:ResNet20",
+        "resnet20-gn": "plures.models.resnet:ResNet20Gn",
+        "resnet18": "plures.models.resnet:ResNet18",
+        "resnet18-gn": "plures.models.resnet:ResNet18Gn",
+        "resnet18-small": "plures.models.resnet:ResNet18Small",
+        "resnet18-small-gn": "plures.models.resnet:ResNet18SmallGn",
+        "resnet50": "plures.models.resnet:ResNet50",
+        "wrn28-10": "plures.models.resnet:WideResNet28",
+        "vgg11": "plures.models.resnet:Vgg11",
+        "vgg11-bn": "plures.models.resnet:Vgg11Bn",
+        "fasttext": "plures.models.text:FastText",
+        "charlstm": "plures.models.text:CharLstm",
+    },
+)
+
+
+def model_maker(name: str, shape: "Shape", n_classes: int, n_tokens: int = 0) -> "Callable[[], nn.Module]":
+    """A function that makes the named model, or the user's own given as `module:Class`."""
+    made = MODELS.find(name)
+    accepted = inspect.signature(made).parameters
+    if n_tokens and name in MODELS and "n_tokens" not in accepted:
+        text = [other for other, model in MODELS.items() if "n_tokens" in inspect.signature(model).parameters]
+        raise UsageError(
+            f"model {name} reads images or numbers, and the rows hold tokens; "
+            f"choose a model of text ({', '.join(text)}) or other data"
+        )
+    return with_arguments(made, shape, n_classes, n_tokens)
+
+
+def with_arguments(
+    made: "Callable[..., nn.Module]", shape: "Shape", n_classes: int, n_tokens: int
+) -> "Callable[[], nn.Module]":
+    """A class or function that makes a model, with those of the arguments that it takes."""
+    accepted = inspect.signature(made).parameters
+    known = {"shape": shape, "n_classes": n_classes, "n_tokens": n_tokens}
+    return lambda: made(**{key: value for key, value in known.items() if key in accepted})

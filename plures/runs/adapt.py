@@ -1,0 +1,86 @@
+"""A personal model for a client that was not in training, from a finished run and the client's own rows."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from plures import seeds
+from plures.data import partition, sources
+from plures.data.dataset import Dataset
+from plures.data.population import Population
+from plures.errors import DataError, UsageError
+from plures.runs.state import RunState
+from plures.simulate.new_clients import adapted_model, score_new_clients
+from plures.simulate.work import Work
+from plures.tree import Params, Tree
+
+
+class Adapted(NamedTuple):
+    """A new client's model, and numbers about it."""
+
+    model: Params
+    summary: dict[str, Any]
+
+
+def from_rows(state: RunState, path: Path, epochs: int) -> Adapted:
+    """The client's model after so many epochs on the rows of a file, and its accuracy before and after.
+
+    Rows marked `is_test` in the file are what it is tested on; without any, a share of the rows is set aside.
+    """
+    scene = state.scene
+    data = sources.load(str(path))
+    if data.x.shape[1:] != tuple(scene.task.example.shape):
+        raise DataError(f"{path}: rows have the shape {data.x.shape[1:]}, the run's {tuple(scene.task.example.shape)}.")
+    if data.y.ndim != scene.population.y.dim() or data.n_classes > scene.task.n_classes:
+        raise DataError(f"{path}: labels go up to {data.y.max()}, the run has {scene.task.n_classes} classes.")
+    train, test = own_rows(data, scene.config.seed, scene.config.test_share)
+    x, y = torch.from_numpy(data.x).to(scene.task.example.dtype), torch.from_numpy(data.y)
+    work = _work(state, x, y, train, test)
+    found = score_new_clients(work, state.server, len(scene.population.train), epochs)
+    summary: dict[str, Any] = {
+        "method": scene.config.method,
+        "epochs": epochs,
+        "n_train": len(train),
+        "n_test": len(test),
+    }
+    if found is not None:
+        summary |= {key: value for key, value in found.to_json().items() if key != "n"}
+    return Adapted(adapted_model(work, _message(state), epochs), summary)
+
+
+def own_rows(data: Dataset, seed: int, test_share: float) -> tuple[np.ndarray, np.ndarray]:
+    """The rows that a single client trains on and is tested on."""
+    rows = np.arange(len(data.y))
+    if data.n_train < len(rows):
+        return rows[: data.n_train], rows[data.n_train :]
+    return partition.train_and_test(rows, data.y, test_share, seeds.generator(seed, "test rows of a new client"))
+
+
+def from_counts(state: RunState, counts: list[int]) -> Adapted:
+    """The client's model from its numbers of rows of each class alone: no row is looked at."""
+    task, config = state.scene.task, state.scene.config
+    if len(counts) != task.n_classes or min(counts) < 0 or sum(counts) == 0:
+        raise UsageError(
+            f"class counts must be {task.n_classes} numbers of rows, one for each class, not all 0; got {len(counts)}"
+        )
+    # Rows that exist in number only: with no epoch of training nothing reads them.
+    y = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    x = task.example.expand(len(y), *task.example.shape)
+    work = _work(state, x, y, np.arange(len(y)), np.zeros(0, np.int64))
+    about = {"method": config.method, "epochs": 0, "class_counts": counts}
+    return Adapted(adapted_model(work, _message(state), 0), about)
+
+
+def _message(state: RunState) -> Tree:
+    with torch.no_grad():
+        return state.scene.method.newcomer(state.scene.task, state.server)
+
+
+def _work(state: RunState, x: Tensor, y: Tensor, train: np.ndarray, test: np.ndarray) -> Work:
+    """The work of this one client."""
+    task, seed = state.scene.task, state.scene.config.seed
+    population = Population(x, y, [train], [test], task.n_classes, seed, task.smallest_batch)
+    return state.scene.work(state.store.initial)._replace(population=population, style="one_by_one")

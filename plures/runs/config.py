@@ -1,0 +1,147 @@
+"""What a run is made of: one checked record that the command line, TOML files and Python share."""
+
+import hashlib
+import json
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from plures.errors import UsageError, unknown
+from plures.files import to_toml
+from plures.learn.solver import Solver
+
+Value = bool | int | float | str
+
+
+class Config(BaseModel):
+    """Everything that a run depends on, and how it is carried out."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    method: str = Field("fedavg", description="name, with settings and add-ons: fedrod:loss=ce, ditto+ala")
+    settings: dict[str, Value] = Field(default_factory=dict, description="settings of the method")
+    data: str = Field("digits", description="name of a data set, an .npz file, or a FOLDER with one file a client")
+    data_dir: str | None = Field(None, description="folder of data sets")
+    model: str | None = Field(
+        None, description="name of a model, or your own as module:Class; if left out mlp, for text fasttext or charlstm"
+    )
+    share: float = Field(1.0, gt=0, le=1, description="share of the rows of each class that is used")
+    partition: str | None = Field(
+        None, description="how rows are dealt to clients; if left out natural, or dirichlet:0.1 where the data has none"
+    )
+    split: str | None = Field(None, description="file that says who has which rows, instead of a partition")
+    test_share: float = Field(0.25, gt=0, lt=1, description="share of a client's rows that it is tested on")
+    clients: int | None = Field(None, ge=1, description="number of clients; if left out 20, with natural all")
+    participation: float = Field(1.0, gt=0, le=1, description="share of clients in a round")
+    rounds: int = Field(20, ge=0, description="number of rounds")
+    epochs: int = Field(1, ge=0, description="passes over a client's rows in a round")
+    steps: int | None = Field(None, ge=1, description="batches of a client in a round, instead of epochs")
+    batch: int = Field(10, ge=1, description="rows of a batch")
+    lr: float = Field(0.05, ge=0, description="learning rate")
+    lr_decay: float = Field(1.0, gt=0, le=1, description="factor of the learning rate, a round")
+    momentum: float = Field(0.0, ge=0, lt=1, description="of SGD")
+    weight_decay: float = Field(0.0, ge=0, description="pull of the weights towards zero")
+    optimizer: Literal["sgd", "adam"] = Field("sgd", description="local solver")
+    validation: float = Field(
+        0.0, ge=0, lt=1, description="share of a client's training rows that is kept apart, to choose the best round by"
+    )
+    new_clients: int = Field(0, ge=0, description="clients held out of training, to be served as new ones at the end")
+    new_epochs: int = Field(5, ge=0, description="epochs that a new client adapts for")
+    attack: Literal["none", "labels", "random", "replace"] = Field(
+        "none", description="attackers train on random labels, upload noise, or enlarge their updates"
+    )
+    attackers: float = Field(0.2, ge=0, lt=1, description="share of clients that attack")
+    seed: int = Field(0, ge=0, description="all randomness comes from it")
+    executor: Literal["vectorised", "one_by_one", "ray"] = Field(
+        "vectorised", description="how clients are run; ray: as vectorised, by actors of Ray"
+    )
+    engine: str = Field(
+        "traced",
+        description="how training steps are run: traced (fast) or eager (the reference); traced:winograd=off and the "
+        "like switch off one of its passes",
+    )
+    precision: Literal["float32", "float64"] = Field("float32", description="type of weights and numbers in the data")
+
+    # These change nothing of the result.
+    workers: int = Field(1, ge=1, description="processes of one thread each")
+    address: str | None = Field(
+        None, description="a running Ray cluster, which must be trusted, for --executor ray; else Ray is started here"
+    )
+    eval_every: int = Field(1, ge=0, description="rounds between evaluations; 0 evaluates at the end only")
+    unchosen: Literal["carry", "refresh"] = Field(
+        "carry",
+        description="a client is scored with the state it has kept, or after one more training on a copy of it",
+    )
+    pool_rows: int | None = Field(
+        None,
+        ge=0,
+        description="test rows of all clients together that every personal model is tested on at the end; if left "
+        "out 2000, or fewer where that takes long",
+    )
+    pool_every: int = Field(0, ge=0, description="evaluations between tests on these rows; 0 tests at the end only")
+    personal_epochs: int = Field(
+        0, ge=0, description="at the end, score every client as if it were new, after 0, 1, ... so many epochs"
+    )
+    target: float | None = Field(None, gt=0, le=1, description="accuracy; the cost of reaching it is recorded")
+    checkpoint_every: int = Field(10, ge=1, description="rounds between checkpoints")
+    memory_limit_mb: int = Field(4096, ge=0, description="clients' state beyond it is kept in a file")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Config":
+        if self.optimizer == "adam" and self.momentum:
+            raise ValueError("momentum is for sgd; adam has its own. Leave momentum out, or choose sgd")
+        if self.address is not None and self.executor != "ray":
+            raise ValueError(f"address is for the executor ray, got {self.executor}; leave one of them out")
+        return self
+
+    @property
+    def style(self) -> Literal["vectorised", "one_by_one"]:
+        """How the clients of a group are run; it is what the numbers depend on."""
+        return "one_by_one" if self.executor == "one_by_one" else "vectorised"
+
+    def solver(self) -> Solver:
+        return Solver(
+            kind=self.optimizer,
+            lr=self.lr,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            decay=self.lr_decay,
+            batch=self.batch,
+            epochs=self.epochs,
+            steps=self.steps,
+        )
+
+    def identity(self) -> str:
+        """A hash of what the result depends on."""
+        fields = self.model_dump(exclude=set(NOT_IN_IDENTITY)) | {"executor": self.style}
+        fields = {name: value for name, value in fields.items() if SINCE_0_1.get(name, ...) != value}
+        return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+
+
+NOT_IN_IDENTITY = (
+    *["workers", "address", "eval_every", "unchosen", "pool_rows", "pool_every", "personal_epochs", "target"],
+    *["checkpoint_every", "memory_limit_mb", "data_dir", "split"],
+)
+# Options that came after 0.1.0: at their defaults they are left out, so that run folders of 0.1.0 can be resumed.
+SINCE_0_1 = {"engine": "traced", "precision": "float32"}
+
+
+def make_config(values: dict[str, Any]) -> Config:
+    """A config from names and values; a mistake is told in words."""
+    for key in values:
+        if key not in Config.model_fields:
+            raise unknown("option", key, Config.model_fields)
+    try:
+        return Config(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"][:1])) or "the configuration"
+        said = first["msg"].removeprefix("Value error, ")
+        if first["loc"]:
+            said = f"{name}: {said[0].lower()}{said[1:]}, got {first['input']!r}"
+        raise UsageError(said) from None
+
+
+def config_toml(config: Config) -> str:
+    """The config as TOML; what is not set is left out."""
+    return to_toml(config.model_dump(exclude_none=True))

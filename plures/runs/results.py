@@ -1,0 +1,328 @@
+"""Results: the numbers that a run leaves behind, and what is computed from them. Reports read only these."""
+
+import csv
+import dataclasses
+import io
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from plures import tree
+from plures._version import __version__
+from plures.data.population import Population
+from plures.files import disk_failure, write_text
+from plures.learn.task import Task
+from plures.runs.config import Config
+from plures.simulate.evaluate import Evaluation, Pool, Sums
+from plures.simulate.new_clients import NewClients
+from plures.tree import Tree
+
+
+@dataclass(frozen=True)
+class Round:
+    """One row of rounds.csv; empty cells where a round was not evaluated."""
+
+    round: int
+    clients: int
+    loss: float
+    bytes_down: int
+    bytes_up: int
+    refused: int
+    flops: int  # of training, clients' and server's
+    update_norm: float | None  # mean distance of uploaded models to those that were sent
+    update_variance: float | None  # mean squared distance of uploaded models to their mean
+    train_seconds: float
+    evaluate_seconds: float = 0.0
+    personal_mean: float | None = None
+    personal_pooled: float | None = None
+    personal_worst5: float | None = None
+    personal_loss: float | None = None
+    generic_accuracy: float | None = None
+    generic_on_clients: float | None = None
+    validation_mean: float | None = None
+    personal_on_pool: float | None = None  # what personal models know of everybody's test rows
+
+    def with_scores(self, evaluation: Evaluation) -> "Round":
+        """The row with the scores of an evaluation."""
+        personal = personal_scores(evaluation)
+        generic = generic_scores(evaluation)
+        return dataclasses.replace(
+            self,
+            evaluate_seconds=evaluation.seconds,
+            personal_mean=personal["mean"],
+            personal_pooled=personal["pooled"],
+            personal_worst5=personal["worst5"],
+            personal_loss=_ratio(sum(evaluation.personal["loss"]), sum(evaluation.personal["n"])),
+            generic_accuracy=generic["accuracy"] if generic else None,
+            generic_on_clients=generic["on_clients"] if generic else None,
+            validation_mean=float(accuracies(evaluation.validation).mean()) if evaluation.validation else None,
+            personal_on_pool=pool_scores(evaluation.pool)[0]["on_pool"] if evaluation.pool else None,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @staticmethod
+    def from_json(values: dict[str, Any]) -> "Round":
+        return Round(**values)
+
+
+def _ratio(a: float, b: float) -> float:
+    return a / b if b else math.nan
+
+
+def accuracies(scores: Sums) -> np.ndarray:
+    """The accuracy on every scored client."""
+    return np.array(scores["hits"]) / np.array(scores["n"])
+
+
+def tail(values: np.ndarray, share: float = 0.05) -> tuple[float, float]:
+    """Mean of the worst and of the best ceil(share * n) clients."""
+    ordered = np.sort(values)
+    n = math.ceil(share * len(ordered) - 1e-9)
+    return float(ordered[:n].mean()), float(ordered[-n:].mean())
+
+
+def personal_scores(evaluation: Evaluation) -> dict[str, float]:
+    """Mean over clients, mean over samples, spread over clients, and both tails."""
+    if not evaluation.ids:
+        return dict.fromkeys(("mean", "pooled", "std", "worst5", "top5"), math.nan)
+    each = accuracies(evaluation.personal)
+    worst, top = tail(each)
+    pooled = _ratio(sum(evaluation.personal["hits"]), sum(evaluation.personal["n"]))
+    return {"mean": float(each.mean()), "pooled": pooled, "std": float(each.std()), "worst5": worst, "top5": top}
+
+
+def generic_scores(evaluation: Evaluation) -> dict[str, float] | None:
+    """The one model for all: accuracy over all test rows, and the mean over clients."""
+    if evaluation.generic is None or not evaluation.ids:
+        return None
+    accuracy = _ratio(sum(evaluation.generic["hits"]), sum(evaluation.generic["n"]))
+    each = accuracies(evaluation.generic)
+    worst, top = tail(each)
+    return {"accuracy": accuracy, "on_clients": float(each.mean()), "worst5": worst, "top5": top}
+
+
+def reweighted(hits: np.ndarray, n: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Accuracy of each client's model if classes were as frequent as in its training rows: Fed-RoD's eq. 20.
+
+    `hits` and `counts` are [client, class], `n` is [class]. Not a number for a client none of whose classes is in n.
+    """
+    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    weight = (shares * n).sum(1)
+    return np.divide((shares * hits).sum(1), weight, out=np.full(len(hits), np.nan), where=weight > 0)
+
+
+def pool_scores(pool: Pool) -> tuple[dict[str, float], dict[str, float]]:
+    """What the pool tells of the personal models, and of the one for all."""
+    personal = {
+        "reweighted": float(np.nanmean(reweighted(pool.personal, pool.n, pool.counts))),
+        "on_pool": float((pool.personal.sum(1) / pool.n.sum()).mean()),
+    }
+    if pool.generic is None:
+        return personal, {}
+    same = np.broadcast_to(pool.generic, pool.personal.shape)
+    all_rows = reweighted(pool.generic[None], pool.n, pool.counts.sum(0)[None])  # classes as frequent as in training
+    return personal, {
+        "reweighted": float(np.nanmean(reweighted(same, pool.n, pool.counts))),
+        "as_trained": float(all_rows[0]),
+    }
+
+
+def to_target(rounds: list[Round], target: float) -> dict[str, Any] | None:
+    """What it cost until personal models reached the target in the mean; None if they did not."""
+    for i, row in enumerate(rounds):
+        if row.personal_mean is not None and row.personal_mean >= target:
+            so_far = rounds[: i + 1]
+            return {
+                "round": row.round,
+                "bytes": sum(r.bytes_down + r.bytes_up for r in so_far),
+                "flops": sum(r.flops for r in so_far),
+                "seconds": sum(r.train_seconds for r in so_far),
+            }
+    return None
+
+
+def gains(own: np.ndarray, others: np.ndarray) -> dict[str, float]:
+    """What each client gains over its model of another method: mean, share that gains, lowest decile, harmed."""
+    gain = own - others
+    worst = np.sort(gain)[: math.ceil(0.1 * len(gain) - 1e-9)]
+    return {
+        "mean": float(gain.mean()),
+        "share_gaining": float((gain > 1e-12).mean()),
+        "lowest_decile": float(worst.mean()),
+        "harmed": int((gain < -1e-12).sum()),
+    }
+
+
+def _chosen(rounds: list[Round], scores: dict[str, float]) -> dict[str, Any]:
+    """The best round on test rows, on rows kept apart for the choice, and the mean of the last ten."""
+    seen = [row for row in rounds if row.personal_mean is not None]
+    if not seen:
+        best = {"best_round": len(rounds), "best_mean": scores["mean"], "best_pooled": scores["pooled"]}
+        return best | {"mean_last10": scores["mean"], "validated": None}
+    means = [float(row.personal_mean) for row in seen if row.personal_mean is not None]
+    best_row = seen[int(np.argmax(means))]
+    out: dict[str, Any] = {
+        "best_round": best_row.round,
+        "best_mean": best_row.personal_mean,
+        "best_pooled": max(float(row.personal_pooled) for row in seen if row.personal_pooled is not None),
+        "mean_last10": float(np.mean(means[-10:])),
+        "validated": None,
+    }
+    valid = [row for row in seen if row.validation_mean is not None]
+    if valid:
+        row = max(valid, key=lambda row: (float(row.validation_mean or 0), -row.round))
+        out["validated"] = {"round": row.round, "validation_mean": row.validation_mean, "mean": row.personal_mean}
+    return out
+
+
+def summary(rounds: list[Round], evaluation: Evaluation, config: Config, model_name: str) -> dict[str, Any]:
+    """The first part of summary.json; the rest is what the run alone knows."""
+    personal: dict[str, Any] | None = None
+    if evaluation.ids:
+        scores = personal_scores(evaluation)
+        personal = scores | _chosen(rounds, scores) | {"model": model_name, "unchosen": config.unchosen}
+    generic = generic_scores(evaluation)
+    if evaluation.pool is not None and personal is not None:
+        of_personal, of_generic = pool_scores(evaluation.pool)
+        personal |= of_personal
+        generic = None if generic is None else generic | of_generic
+    return {
+        "plures": __version__,
+        "method": config.method,
+        "settings": config.settings,
+        "data": config.data,
+        "model": config.model,
+        "partition": "split file" if config.split else config.partition,
+        "clients": config.clients,
+        "participation": config.participation,
+        "rounds": config.rounds,
+        "seed": config.seed,
+        "executor": config.executor,
+        "personal": personal,
+        "generic": generic,
+        "harmed": None,
+        "bytes": {
+            "down": sum(row.bytes_down for row in rounds),
+            "up": sum(row.bytes_up for row in rounds),
+        },
+    }
+
+
+def bytes_by_group(task: Task, message: Tree) -> dict[str, int]:
+    """Bytes of a message, or an upload, of one client: body, head, statistics, and what is no part of the model."""
+    out: dict[str, int] = {}
+    for path, x in zip(tree.names(message), tree.leaves(message), strict=True):
+        name = path.rpartition("/")[2]
+        group = path.partition("/")[0]
+        if name in task.initial:
+            group = "statistics" if tree.is_statistic(name) else "head" if task.is_head(name) else "body"
+        if x.is_floating_point():
+            out[group] = out.get(group, 0) + x.numel() * x.element_size()
+    return out
+
+
+def seconds(rounds: list[Round], evaluation: Evaluation, total: float) -> dict[str, float]:
+    train = sum(row.train_seconds for row in rounds)
+    evaluate = sum(row.evaluate_seconds for row in rounds) or evaluation.seconds
+    return {"train": round(train, 3), "evaluate": round(evaluate, 3), "total": round(total, 3)}
+
+
+def clients(
+    train: list[np.ndarray], test: list[np.ndarray], labels: np.ndarray, evaluation: Evaluation, names: tuple[str, ...]
+) -> list[dict[str, Any]]:
+    """One row for every client, also for those that have no rows or cannot be scored. There may be no names."""
+    place = {client: i for i, client in enumerate(evaluation.ids)}
+    personal = accuracies(evaluation.personal) if evaluation.ids else np.zeros(0)
+    generic = accuracies(evaluation.generic) if evaluation.ids and evaluation.generic else None
+    pool = evaluation.pool
+    on_pool = {} if pool is None else dict(zip(pool.ids, pool.personal.sum(1) / pool.n.sum(), strict=True))
+    by_classes = {}
+    if pool is not None:
+        by_classes = dict(zip(pool.ids, reweighted(pool.personal, pool.n, pool.counts), strict=True))
+    out = []
+    for client, own in enumerate(train):
+        at = place.get(client)
+        out.append(
+            {
+                "client": client,
+                "name": names[client] if names else "",
+                "n_train": len(own),
+                "n_test": len(test[client]),
+                "n_classes": len(np.unique(labels[own])),
+                "personal_accuracy": None if at is None else float(personal[at]),
+                "generic_accuracy": None if at is None or generic is None else float(generic[at]),
+                "pool_accuracy": float(on_pool[client]) if client in on_pool else None,
+                "reweighted_accuracy": float(by_classes[client]) if client in by_classes else None,
+            }
+        )
+    return out
+
+
+def new_clients(population: Population, found: NewClients, names: tuple[str, ...]) -> list[dict[str, Any]]:
+    """A row for every client that was held out of training: its model after adaptation, and the generic one."""
+    first, place = found.first, {client: i for i, client in enumerate(found.ids)}
+    out = clients(population.train, population.test, population.y.numpy(), Evaluation([], {}, None, 0.0), ())
+    for row in out:
+        row["client"] += first
+        row["name"] = names[row["client"]] if names else ""
+        at = place.get(row["client"])
+        row["personal_accuracy"] = None if at is None else found.curve[-1][at]
+        row["generic_accuracy"] = None if at is None or found.generic is None else found.generic[at]
+        row["role"] = "new"
+    return out
+
+
+# CSV files
+
+_ROUND_FIELDS = [field.name for field in dataclasses.fields(Round)]
+
+
+def _csv(fields: list[str], rows: list[dict[str, Any]], header: bool) -> str:
+    out = io.StringIO()
+    writer = csv.DictWriter(out, fields, lineterminator="\n")
+    if header:
+        writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
+
+
+def write_rounds(folder: Path, rounds: list[Round]) -> None:
+    write_text(folder / "rounds.csv", _csv(_ROUND_FIELDS, [row.to_json() for row in rounds], header=True))
+
+
+def append_round(folder: Path, row: Round) -> None:
+    try:
+        with open(folder / "rounds.csv", "a", encoding="utf-8") as file:
+            file.write(_csv(_ROUND_FIELDS, [row.to_json()], header=False))
+    except OSError as error:
+        raise disk_failure(error, folder) from error
+
+
+def write_clients(folder: Path, rows: list[dict[str, Any]]) -> None:
+    write_csv(folder / "clients.csv", rows)
+
+
+def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
+    write_text(path, _csv(list(rows[0]), rows, header=True))
+
+
+TEXTS = ("name", "role")  # columns that are not numbers, whatever stands in them
+
+
+def read_csv(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file that was written here; numbers are numbers again, and an empty cell is None."""
+
+    def value(column: str, cell: str) -> Any:
+        if column in TEXTS:
+            return cell
+        if cell == "":
+            return None
+        return float(cell) if not cell.lstrip("-").isdigit() else int(cell)
+
+    with open(path, encoding="utf-8", newline="") as file:
+        return [{column: value(column, cell) for column, cell in row.items()} for row in csv.DictReader(file)]

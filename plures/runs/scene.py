@@ -1,0 +1,174 @@
+"""Scene: what a run starts from, made from its config: data dealt to clients, the model as a task, and the method."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from plures.data import partition, sources
+from plures.data.dataset import Dataset
+from plures.data.population import Population
+from plures.engine import Engine
+from plures.errors import DataError, UsageError
+from plures.learn.task import Task, build
+from plures.methods.base import Method, Schedule
+from plures.methods.spec import all_settings, make_method
+from plures.models.names import model_maker, with_arguments
+from plures.runs.config import Config
+from plures.simulate import attack, ray
+from plures.simulate.evaluate import affordable_pool
+from plures.simulate.work import Work
+
+GIVEN = "object:"  # begins the name of data or of a model that was given as an object, from Python
+
+
+class Scene(NamedTuple):
+    """What a run starts from."""
+
+    config: Config
+    method: Method
+    task: Task
+    population: Population
+    split: partition.Split
+    names: tuple[str, ...] = ()  # of the clients, if the data has names for them
+    new_clients: Population | None = None  # held out of training; their ids follow the others'
+    attackers: tuple[int, ...] = ()
+
+    def work(self, initial: Any) -> Work:
+        """What the jobs of this run are done with; `initial` is the state of a client that has not taken part."""
+        engine = Engine.parse(self.config.engine)
+        return Work(self.method, self.task, self.population, initial, self.config.style, engine)
+
+
+class Objects(NamedTuple):
+    """Data and a model that were given as objects, and not by name."""
+
+    data: Dataset | None = None
+    model: Callable[..., nn.Module] | None = None  # makes it from shape, n_classes, n_tokens, as far as it takes them
+
+
+def load_data(config: Config) -> Dataset:
+    """The data set that a config names."""
+    if config.data.startswith(GIVEN):
+        raise DataError(
+            "this run was given its data as an object, from Python: give it again, as in "
+            "plures.resume(folder, data=...), or write it to an .npz file"
+        )
+    return sources.load(config.data, Path(config.data_dir) if config.data_dir else None)
+
+
+def make_scene(config: Config, split_file: Path | None = None, objects: Objects = Objects()) -> Scene:  # noqa: B008
+    """Read the data, deal it out, build model and method. Raises where something cannot be.
+
+    split_file: who has which rows, instead of the config's own split or partition.
+    objects: data and a model that are not read by the names in the config.
+    """
+    Engine.parse(config.engine)
+    if config.executor == "ray":
+        ray.refuse_without_ray()
+    method = make_method(config.method, config.settings, config.solver())
+    if config.partition is not None:
+        partition.parse(config.partition)
+    data = load_data(config) if objects.data is None else objects.data
+    if config.model is None:
+        config = config.model_copy(update={"model": default_model(data.y.ndim, data.n_tokens)})
+    if config.partition is None:
+        config = config.model_copy(update={"partition": "dirichlet:0.1" if data.client is None else "natural"})
+    split = _split(config, data, split_file)
+    x, y = _as_float(torch.from_numpy(data.x), config), torch.from_numpy(partition.relabelled(data.y, split))
+    task = task_of(config, x[0], data.n_classes, data.n_tokens, objects.model)
+    _check_labels(config, task, x, y)
+    population = Population(x, y, split.train, split.test, data.n_classes, config.seed, task.smallest_batch)
+    population = population.with_validation(config.validation)
+    config = config.model_copy(update={"clients": len(split.train), "settings": all_settings(method)})
+    population, new_clients = population.parted(config.new_clients)
+    if not population.eligible():
+        raise DataError("no client has a row to train on; choose fewer clients or another partition")
+    attackers: tuple[int, ...] = ()
+    if config.attack != "none":
+        attackers = tuple(attack.draw_attackers(population.eligible(), config.attackers, config.seed))
+    if config.attack == "labels":
+        their_rows = [population.train[i] for i in attackers]
+        y = attack.poison_labels(population.y, their_rows, data.n_classes, config.seed)
+        population = population._replace(y=y)
+    method, task, population = announce(config, method, task, population)
+    if not split.labels:  # where clients have names of their own for the classes, nobody else's rows make sense
+        if config.pool_rows is None:
+            config = config.model_copy(update={"pool_rows": affordable_pool(len(population.train), task)})
+        population = population.with_pool(config.pool_rows or 0)
+    names = partition.names_of_clients(data, split)
+    return Scene(config, method, task, population, split, names, new_clients, attackers)
+
+
+def _split(config: Config, data: Dataset, split_file: Path | None) -> partition.Split:
+    if split_file is None and config.split is not None:
+        split_file = Path(config.split)
+    if split_file is not None:
+        return partition.read_split(split_file, len(data.y), data.n_classes)
+    split = partition.make_split(
+        data, str(config.partition), config.clients, config.seed, config.test_share, config.share
+    )
+    return partition.drawn_last(split, config.new_clients, config.seed)
+
+
+def _as_float(x: Tensor, config: Config) -> Tensor:
+    """Rows of numbers in the precision of the config; tokens stay as they are."""
+    return x.to(torch.float64) if config.precision == "float64" and x.is_floating_point() else x
+
+
+def default_model(label_axes: int, n_tokens: int) -> str:
+    """The model that is taken if none is named."""
+    text = "charlstm" if label_axes == 2 else "fasttext"
+    return text if n_tokens else "mlp"
+
+
+def _check_labels(config: Config, task: Task, x: Tensor, y: Tensor) -> None:
+    with torch.no_grad():
+        per_row = task.logits(task.initial, x[:1].to(task.example.dtype)).dim() - 2
+    if per_row != y.dim() - 1:
+        have, gives = (f"one {'for each position' if n else 'per row'}" for n in (y.dim() - 1, per_row))
+        raise UsageError(
+            f"{config.data} has labels, {have}; the model {config.model} gives {gives}. Choose another model"
+        )
+
+
+def announce(config: Config, method: Method, task: Task, population: Population) -> tuple[Method, Task, Population]:
+    """What everybody knows before a run: its schedule, and public rows, taken from the clients, if the method asks."""
+    method = method.with_schedule(Schedule(len(population.train), config.rounds, config.participation))
+    if method.public_rows:
+        population, public = population.with_public(method.public_rows)
+        task = task.with_public(population.x[public], population.y[public])
+    return method, task, population
+
+
+_tasks: dict[tuple[Any, ...], Task] = {}
+
+
+def task_of(
+    config: Config,
+    example: Tensor,
+    n_classes: int,
+    n_tokens: int,
+    given: Callable[..., nn.Module] | None = None,
+) -> Task:
+    """The model as a task. Tasks of named models are kept: steps compiled for one serve all runs that share it."""
+    name = str(config.model)
+    key = (name, tuple(example.shape), n_classes, n_tokens, config.seed, config.precision)
+    if key in _tasks:
+        return _tasks[key]
+    if given is None and name.startswith(GIVEN):
+        raise UsageError(
+            "this run was given its model as an object, from Python: give it again, as in "
+            "plures.resume(folder, model=...)"
+        )
+    shape = tuple(example.shape)
+    if given is not None:
+        make = with_arguments(given, shape, n_classes, n_tokens)
+    else:
+        make = model_maker(name, shape, n_classes, n_tokens)
+    task = build((lambda: make().double()) if config.precision == "float64" else make, example, n_classes, config.seed)
+    if ":" not in name:
+        _tasks[key] = task
+    return task

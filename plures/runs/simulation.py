@@ -1,0 +1,215 @@
+"""Simulation: a run whose clients are simulated here."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from plures import tree
+from plures.engine import Usage
+from plures.errors import RunFailed, UsageError
+from plures.methods.messages import Message
+from plures.runs import results
+from plures.runs.callbacks import Callback, Callbacks, Say, say_nothing
+from plures.runs.config import Config
+from plures.runs.folders import open_config, open_scene, write_start
+from plures.runs.loop import Result, play_run
+from plures.runs.scene import Objects, Scene, make_scene
+from plures.runs.snapshots import Snapshots
+from plures.runs.state import Answers, RunState
+from plures.simulate import attack
+from plures.simulate.evaluate import Evaluation, Evaluator
+from plures.simulate.executor import Executor
+from plures.simulate.memory import keep_freed_memory
+from plures.simulate.new_clients import NewClients, score_new_clients
+from plures.simulate.ray import RayWorkers
+from plures.simulate.stacking import one_by_one
+from plures.simulate.tables import Tables
+from plures.simulate.work import Work, personal_function
+from plures.simulate.workers import Forked, InProcess, Workers, one_thread
+from plures.tree import Tree
+
+ROOM_BYTES = 1 << 30  # of models of clients that are scored at once
+
+
+class Simulation:
+    """The clients of a run, simulated by an executor."""
+
+    scores_late = False
+
+    def __init__(self, scene: Scene, folder: Path | None, say: Say) -> None:
+        self.state = state = RunState(scene, folder, say)
+        self.how_to_resume = f"go on with: plures resume {folder}"
+        keep_freed_memory()
+        message, _ = state.send(state.eligible[:1])
+        room = max(state.n_cohort, min(len(state.eligible), 256, ROOM_BYTES // tree.n_bytes(scene.task.initial)))
+        work = scene.work(state.store.initial)
+        self.executor = Executor(work, state.shapes, state.store, message, workers_of(scene.config), room)
+        is_refreshed = scene.config.unchosen == "refresh"
+        self.evaluator = Evaluator(self.executor, state.eligible, state.scored, is_refreshed)
+
+    def close(self) -> None:
+        self.executor.close()
+
+    def usage(self) -> Usage:
+        return self.executor.usage
+
+    def manifest(self) -> dict[str, Any]:
+        return self.state.manifest(self.usage())
+
+    # One round
+
+    def play(self, score: bool = False) -> Answers:
+        """Send, train, and check losses. Scores are not asked for here: see `evaluate`."""
+        began = time.perf_counter()
+        state, scene, ids = self.state, self.state.scene, self.state.cohort()
+        message, flops_of_sending = state.send(ids)
+        trained = self.executor.train(state.round, message, ids)
+        self._check_losses(ids, trained.metrics["loss"])
+        uploads = trained.uploads
+        if scene.attackers:
+            attacks = torch.tensor([i in scene.attackers for i in ids])
+            kind, seed = scene.config.attack, scene.config.seed
+            with torch.no_grad():
+                uploads = attack.change_uploads(kind, message, uploads, attacks, ids, seed, state.round)
+        trained = trained._replace(uploads=uploads, flops=trained.flops + flops_of_sending)
+        return Answers(ids, message, ids, trained, 0, began)
+
+    def play_round(self) -> results.Round:
+        """A whole round: play and merge."""
+        return self.state.merge(self.play())
+
+    def _check_losses(self, ids: list[int], losses: torch.Tensor) -> None:
+        bad = [client for client, loss in zip(ids, losses.tolist(), strict=True) if not np.isfinite(loss)]
+        if bad:
+            more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
+            raise RunFailed(
+                f"round {self.state.round + 1}: the loss of client {bad[0]}{more} is not a finite number; lower lr "
+                f"(it is {self.state.scene.config.lr:g}) or look at that client's data"
+            )
+
+    # Evaluation
+
+    def evaluate(self, is_last: bool = False) -> Evaluation:
+        state, config = self.state, self.state.scene.config
+        with_pool = is_last
+        if config.pool_every and config.eval_every:
+            with_pool = is_last or state.round // config.eval_every % config.pool_every == 0
+        return self.evaluator.evaluate(state.server, state.round, is_last, with_pool)
+
+    def score_new_clients(self) -> NewClients | None:
+        """Scores of the clients that were held out of training."""
+        scene = self.state.scene
+        if scene.new_clients is None:
+            return None
+        work = self.executor.work._replace(population=scene.new_clients)
+        return score_new_clients(work, self.state.server, len(scene.population.train), scene.config.new_epochs)
+
+    def score_as_new(self) -> NewClients:
+        """Scores of the clients of training with models made from the server's state alone, over some epochs."""
+        found = score_new_clients(self.executor.work, self.state.server, 0, self.state.scene.config.personal_epochs)
+        if found is None:
+            raise RunFailed("personal_epochs: no client has rows to train and to test on")
+        return found
+
+    def results(self, evaluation: Evaluation) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        scene, config = self.state.scene, self.state.scene.config
+        more: dict[str, Any] = {}
+        if config.personal_epochs:
+            more["personal_epochs"] = self.score_as_new().to_json()
+        new = self.score_new_clients()
+        if new is not None:
+            more["new_clients"] = new.to_json()
+        if scene.attackers:
+            more["attack"] = {"kind": config.attack, "attackers": list(scene.attackers)}
+        population = scene.population
+        rows = results.clients(population.train, population.test, population.y.numpy(), evaluation, scene.names)
+        for row in rows:
+            row["role"] = "attacker" if row["client"] in scene.attackers else "client"
+        if new is not None and scene.new_clients is not None:
+            rows += results.new_clients(scene.new_clients, new, scene.names)
+        return more, rows
+
+    # Models
+
+    def models(self) -> dict[int, Tree]:
+        return {i: self.personal_model(i) for i in self.state.eligible}
+
+    def personal_model(self, client: int) -> Tree:
+        """The model of one client, as `personalize` gives it now."""
+        state, scene = self.state, self.state.scene
+        if client not in state.eligible:
+            raise UsageError(f"client {client} has no model: clients are {_in_short(state.eligible)}")
+        with torch.no_grad():
+            message = scene.method.serve(scene.task, state.server, torch.tensor([client]))
+            shards = scene.population.shards([client], "train", "personalize", state.round)
+            states = state.store.rows(torch.tensor([client]))
+            return tree.row(one_by_one(personal_function(scene.method, scene.task), message, states, shards), 0)
+
+
+def workers_of(config: Config) -> Callable[[Work, Tables, Message], Workers]:
+    """Who does the jobs of a run."""
+    if config.executor == "ray":
+        return lambda work, tables, message: RayWorkers(work, tables, message, config.workers, config.address)
+    if config.workers > 1:
+        return lambda work, tables, message: Forked(work, tables, config.workers)
+    return lambda work, tables, message: InProcess(work, tables)
+
+
+def _in_short(ids: list[int]) -> str:
+    return f"{ids[0]} to {ids[-1]}" if ids == list(range(ids[0], ids[-1] + 1)) else ", ".join(map(str, ids[:20]))
+
+
+# Whole runs
+
+
+def simulate(scene: Scene, folder: Path | None, say: Say, callback: Callback, resume: bool = False) -> Result:
+    """A whole run. With `resume` it starts from the newest checkpoint in the folder."""
+    with one_thread():
+        simulation = Simulation(scene, folder, say)
+        if resume:
+            try:
+                simulation.state.load()
+            except BaseException:
+                simulation.close()
+                raise
+        return play_run(simulation, Callbacks([Snapshots(), callback]))
+
+
+def start(scene: Scene, folder: Path | None, say: Say = say_nothing, callback: Callback = Callback()) -> Result:  # noqa: B008
+    """A new run; with a folder, it first writes down what it is made of."""
+    if folder is not None:
+        write_start(folder, scene)
+    return simulate(scene, folder, say, callback)
+
+
+def resume(
+    folder: Path,
+    say: Say = say_nothing,
+    callback: Callback = Callback(),  # noqa: B008
+    workers: int | None = None,
+    objects: Objects = Objects(),  # noqa: B008
+) -> Result:
+    """Resume a run that stopped, from its newest whole checkpoint."""
+    scene = open_scene(folder, objects)
+    if workers is not None:
+        scene = scene._replace(config=scene.config.model_copy(update={"workers": workers}))
+    return simulate(scene, folder, say, callback, resume=True)
+
+
+@contextmanager
+def open_simulation(folder: Path, say: Say = say_nothing) -> Iterator[Simulation]:
+    """The run of a folder at its newest checkpoint, to look at."""
+    config = open_config(folder)
+    here = config.model_copy(update={"executor": config.style, "workers": 1})
+    with one_thread():
+        simulation = Simulation(make_scene(here, folder / "split.json"), folder, say)
+        try:
+            simulation.state.load()
+            yield simulation
+        finally:
+            simulation.close()

@@ -1,0 +1,227 @@
+"""State: all that a run has to remember, whoever its clients are: what the server has, how far it is, and its numbers.
+
+Nothing that happens between rounds is needed to resume but this state, and all of it is in every checkpoint: so a
+run that stopped goes on as if it had not.
+"""
+
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from plures import seeds, tree
+from plures._version import __version__
+from plures.engine import Usage
+from plures.errors import RunFailed, UsageError
+from plures.learn import flops
+from plures.methods.base import Federation
+from plures.methods.messages import Message, one_of, some_of
+from plures.runs import checkpoint, results
+from plures.runs.callbacks import Say
+from plures.runs.results import Round
+from plures.runs.scene import Scene
+from plures.runs.signals import undisturbed
+from plures.simulate import memory
+from plures.simulate.client_store import ClientStore
+from plures.simulate.drift import measure_drift
+from plures.simulate.evaluate import Evaluation
+from plures.simulate.executor import Trained
+from plures.simulate.sampling import draw_cohort
+from plures.simulate.shapes import Shapes, shapes_of
+from plures.tree import Tree
+
+
+class Answers(NamedTuple):
+    """What came back from the clients of a round."""
+
+    asked: list[int]  # the clients that the message went to
+    message: Message
+    ids: list[int]  # those of them whose answers are in `trained`
+    trained: Trained  # `clients` is what is kept of them here, `flops` all that was computed for the round so far
+    refused: int  # answers that were refused before
+    began: float  # when the round did, by time.perf_counter
+    scores: Evaluation | None = None  # of the state that the clients were sent
+
+
+class RunState:
+    """The state of a run."""
+
+    def __init__(self, scene: Scene, folder: Path | None, say: Say, kept: Tree = None) -> None:
+        """`kept` is what is kept here of a client before it has taken part; if left out, its state."""
+        self.scene, self.folder, self.say = scene, folder, say
+        config, task, method, population = scene.config, scene.task, scene.method, scene.population
+        self.eligible = population.eligible()
+        honest = [i for i in self.eligible if i not in scene.attackers]
+        self.scored = [i for i in honest if len(population.test[i])]
+        self.sizes = population.sizes()
+        self.round = 0
+        self.rows: list[Round] = []
+        self.refused = 0
+        self.usage = Usage()  # before this process
+        self.n_cohort = len(self.cohort())
+        self.shapes: Shapes = shapes_of(method, task, self.sizes)
+        memory.refuse_too_large(memory.forecast(self.shapes, len(self.sizes), self.n_cohort))
+        with torch.no_grad():
+            federation = Federation(self.sizes, torch.tensor(seeds.key_of(config.seed, "server")))
+            self.server: Tree = method.init_server(task, task.initial, federation)
+            initial = method.init_client(task, task.initial) if kept is None else kept
+        limit = config.memory_limit_mb << 20
+        self.store = ClientStore(initial, len(self.sizes), limit, folder / "state" if folder else None)
+
+    # One round
+
+    def cohort(self, round: int | None = None) -> list[int]:
+        """The clients of a round; of the next one, if none is named."""
+        config = self.scene.config
+        at = self.round if round is None else round
+        return draw_cohort(self.eligible, config.participation, config.seed, at, self.scene.method.sampling)
+
+    def send(self, ids: list[int]) -> tuple[Message, int]:
+        """What the clients of a round are sent, and the FLOPs of making it."""
+        with flops.count_kernels() as sending, torch.no_grad():
+            message = self.scene.method.send(self.scene.task, self.server, torch.tensor(ids))
+        return message, sending.total
+
+    def merge(self, answers: Answers) -> Round:
+        """End a round: check, merge, count. The state changes at the very end or not at all."""
+        method, task = self.scene.method, self.scene.task
+        asked, message, ids, trained = answers[:4]
+        clients, uploads = trained.clients, trained.uploads
+        is_finite = tree.all_finite(uploads, len(ids)) & tree.all_finite(clients, len(ids))
+        if not is_finite.any():
+            raise RunFailed(f"round {self.round + 1}: every client's update has numbers that are not finite; lower lr")
+        kept = torch.tensor(ids)[is_finite]
+        if not is_finite.all():
+            clients, uploads = tree.rows(clients, is_finite), tree.rows(uploads, is_finite)
+        with torch.no_grad():
+            with flops.count_kernels() as merging:
+                server = tree.apart(method.merge(task, self.server, kept, uploads, self.sizes[kept]), uploads)
+            if not bool(tree.all_finite(tree.map(lambda x: x[None], server), 1)):
+                raise RunFailed(f"round {self.round + 1}: the server's state is no longer finite; lower lr")
+            sent = message
+            if len(kept) < len(asked):
+                sent = some_of(message, [asked.index(i) for i in kept.tolist()])
+            drift = measure_drift(task, sent, uploads)
+        down, up = self._traffic(message, tree.row(uploads, 0), len(asked))
+        row = Round(
+            round=self.round + 1,
+            clients=len(asked),
+            loss=float(trained.metrics["loss"].mean()),
+            bytes_down=down,
+            bytes_up=up,
+            refused=answers.refused + len(ids) - len(kept),
+            update_norm=drift.norm,
+            update_variance=drift.variance,
+            flops=trained.flops + merging.total,
+            train_seconds=time.perf_counter() - answers.began,
+        )
+        with undisturbed():
+            self.server = server
+            self.store.put(kept, clients)
+            self.refused += row.refused
+            self.round += 1
+            self.rows.append(row)
+        return row
+
+    def _traffic(self, message: Message, upload: Tree, n: int) -> tuple[int, int]:
+        """Bytes down and up of n clients."""
+        method, task = self.scene.method, self.scene.task
+        each = [method.n_bytes(task, one_of(message, i), upload) for i in range(n if self.shapes.is_each else 1)]
+        times = 1 if self.shapes.is_each else n
+        return times * sum(down for down, _ in each), times * sum(up for _, up in each)
+
+    # Scores
+
+    def is_due(self, round: int) -> bool:
+        """Whether the state after a round is to be scored."""
+        every = self.scene.config.eval_every
+        return round > 0 and every > 0 and round % every == 0
+
+    @property
+    def lacks_scores(self) -> bool:
+        """Whether the last row is to be scored and is not."""
+        return bool(self.rows) and self.is_due(self.round) and self.rows[-1].personal_mean is None
+
+    def add_scores(self, evaluation: Evaluation) -> None:
+        """Write the scores of the state into its row."""
+        self.rows[-1] = self.rows[-1].with_scores(evaluation)
+
+    def complete_rows(self) -> list[Round]:
+        """The rows to which nothing will be added."""
+        return self.rows[:-1] if self.lacks_scores else self.rows
+
+    # What is told in the end
+
+    def summary(self, evaluation: Evaluation, usage: Usage, seconds: float) -> dict[str, Any]:
+        """The numbers of summary.json that every run has."""
+        config = self.scene.config
+        summary = results.summary(self.rows, evaluation, config, self.scene.method.personal_model_name)
+        summary |= {
+            "bytes": summary["bytes"] | self._traffic_by_group(),
+            "flops": sum(row.flops for row in self.rows),
+            "seconds": results.seconds(self.rows, evaluation, seconds),
+            "peak_rss_mb": peak_rss_mb(),
+            "refused_updates": self.refused,
+            "engine": self.usage.plus(usage).to_json(),
+            "digest": self.digest(),
+        }
+        if config.target is not None:
+            summary["to_target"] = {"target": config.target, "cost": results.to_target(self.rows, config.target)}
+        return summary
+
+    def _traffic_by_group(self) -> dict[str, dict[str, int]]:
+        """Bytes per client and round now, by what they are: the model's body and head, its statistics, and others."""
+        method, task = self.scene.method, self.scene.task
+        message, _ = self.send(self.eligible[:1])
+        down, up = method.traffic(task, one_of(message, 0), self.shapes.upload)
+        return {"down_each": results.bytes_by_group(task, down), "up_each": results.bytes_by_group(task, up)}
+
+    def digest(self) -> str:
+        """SHA-256 of the state."""
+        return checkpoint.digest(self.server, self.store)
+
+    # State on disk
+
+    def manifest(self, usage: Usage) -> dict[str, Any]:
+        """What a checkpoint says of the run so far, besides its tensors."""
+        return {
+            "plures": __version__,
+            "config": self.scene.config.identity(),
+            "refused": self.refused,
+            "engine": self.usage.plus(usage),
+            "rows": [row.to_json() for row in self.rows],
+        }
+
+    def save(self, manifest: dict[str, Any]) -> None:
+        """Write a checkpoint, if there is a folder."""
+        if self.folder is None:
+            return
+        with undisturbed():
+            checkpoint.write(self.folder / "checkpoint", self.round, self.server, self.store, manifest)
+
+    def load(self) -> dict[str, Any]:
+        """Go back to the newest whole checkpoint, and return its manifest; without any, stay at the start."""
+        assert self.folder is not None
+        found, torn = checkpoint.read(self.folder / "checkpoint")
+        for sentence in torn:
+            self.say(sentence)
+        if found is None:
+            return {}
+        if found.manifest["config"] != self.scene.config.identity():
+            raise UsageError(f"the checkpoint in {self.folder} is from another config than its config.toml")
+        self.server = checkpoint.restore(self.server, found.server)
+        checkpoint.restore_rows(self.store, found)
+        self.round, self.refused = found.manifest["round"], found.manifest["refused"]
+        self.usage = Usage(*found.manifest.get("engine", ()))
+        self.rows = [Round.from_json(row) for row in found.manifest["rows"]]
+        return found.manifest
+
+
+def peak_rss_mb() -> float:
+    """The most memory that this process and its children have held."""
+    own, children = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    per_mb = 1024**2 if sys.platform == "darwin" else 1024  # bytes there, kilobytes elsewhere
+    return round((own + children) / per_mb, 1)

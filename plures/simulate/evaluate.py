@@ -1,0 +1,145 @@
+"""Evaluation: how well every client's own model, and the one for all, do on test rows. It reads state, changes none."""
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from plures import tree
+from plures.data.population import Rows
+from plures.learn.task import Task
+from plures.methods.base import Method
+from plures.methods.messages import Same
+from plures.simulate.executor import Executor
+from plures.simulate.stacking import run_group
+from plures.simulate.work import classes_function
+from plures.tree import Params, Tree
+
+MOST_ON_POOL = 1000  # clients whose models are tested on the pool, where every test is a large one
+
+Sums = dict[str, list[float]]  # hits, loss and number of rows of each client
+
+
+class Pool(NamedTuple):
+    """Hits on test rows of all clients together, class by class."""
+
+    ids: list[int]
+    n: np.ndarray  # [class], labels of the rows
+    personal: np.ndarray  # [client, class], hits of each client's own model
+    generic: np.ndarray | None  # [class], hits of the one model for all
+    counts: np.ndarray  # [client, class], labels in a client's training rows
+
+
+class Evaluation(NamedTuple):
+    """Sums over the test rows of each scored client."""
+
+    ids: list[int]
+    personal: Sums
+    generic: Sums | None
+    seconds: float
+    validation: Sums | None = None  # of the clients that have rows kept apart
+    pool: Pool | None = None
+
+
+class Evaluator(NamedTuple):
+    """Scores the clients of a simulation."""
+
+    executor: Executor
+    eligible: list[int]
+    scored: list[int]
+    refresh: bool  # score clients after one more training, on a copy of their state
+
+    def evaluate(self, server: Tree, round: int, is_last: bool, with_pool: bool) -> Evaluation:
+        """Scores of every client's personal model, and of the one for all.
+
+        is_last: the run ends here; a method without a model for all is scored by the mean of the personal ones.
+        with_pool: test on the pool of all clients' rows, too.
+        """
+        began = time.perf_counter()
+        method, task, population, *_ = self.executor.work
+        with torch.no_grad():
+            personal = _add_up(self._score(server, round, self.scored, "test"))
+            validation = None
+            if population.validation:
+                have_rows = [i for i in self.scored if len(population.validation[i])]
+                validation = _add_up(self._score(server, round, have_rows, "validation"))
+            generic_model = method.generic(task, server)
+            if generic_model is None and is_last:
+                generic_model = self._mean_of_personal(server, round)
+            generic = None
+            if self._is_one_for_all(server, generic_model):
+                generic = personal
+            elif generic_model is not None:
+                blocks = self._blocks(self.scored)
+                generic = _add_up(self.executor.score_generic(generic_model, ids) for ids in blocks)
+            pool = None
+            if with_pool and len(population.pool) and self.scored:
+                pool = self._on_pool(server, round, generic_model)
+        return Evaluation(self.scored, personal, generic, time.perf_counter() - began, validation, pool)
+
+    def _is_one_for_all(self, server: Tree, generic_model: Params | None) -> bool:
+        """Whether every client's personal model is the generic one: then it need not be scored twice."""
+        method, task = self.executor.work.method, self.executor.work.task
+        if method.personal_model_name != "global" or not self.scored:
+            return False
+        served = method.serve(task, server, torch.tensor(self.scored[:1]))
+        return isinstance(served, Same) and served.tree is generic_model
+
+    def _blocks(self, ids: list[int]) -> Iterator[list[int]]:
+        """As many clients at a time as the executor has room for."""
+        for at in range(0, len(ids), self.executor.capacity):
+            yield ids[at : at + self.executor.capacity]
+
+    def _score(self, server: Tree, round: int, ids: list[int], rows: Rows) -> Iterator[dict[str, Tensor]]:
+        """Of personal models, block by block; class by class on the pool."""
+        method, task, executor = self.executor.work.method, self.executor.work.task, self.executor
+        for block in self._blocks(ids):
+            if self.refresh:  # trained on a copy: the result is scored and forgotten
+                executor.train(round, method.send(task, server, torch.tensor(block)), block)
+            message = method.serve(task, server, torch.tensor(block))
+            if rows == "pool":
+                yield {"hits": executor.score_classes(round, message, block, self.refresh)}
+            else:
+                yield executor.score(round, message, block, rows, self.refresh)
+
+    def _on_pool(self, server: Tree, round: int, generic_model: Params | None) -> Pool:
+        """Hits on all clients' test rows together, of the first clients if there are very many."""
+        population, task, ids = self.executor.work.population, self.executor.work.task, self.scored[:MOST_ON_POOL]
+        personal = torch.cat([block["hits"] for block in self._score(server, round, ids, "pool")])
+        hits = None
+        if generic_model is not None:
+            shards = population.shards([0], "pool", "test", 0)
+            fn = classes_function(Method(), task)
+            hits = run_group("one_by_one", fn, Same(generic_model), (), shards, shards)[0].numpy()
+        n = np.bincount(population.y.numpy()[population.pool].ravel(), minlength=population.n_classes)
+        counts = population.shards(ids, "train", "pool", 0).counts.numpy()
+        return Pool(ids, n, personal.numpy(), hits, counts)
+
+    def _mean_of_personal(self, server: Tree, round: int) -> Params:
+        """The mean of all personal models, weighted by rows: for methods that have no model for all."""
+        method, task, population, *_ = self.executor.work
+        sizes, total, n_rows = population.sizes(), None, 0
+        for ids in self._blocks(self.eligible):
+            message = method.serve(task, server, torch.tensor(ids))
+            part = self.executor.sum_of_personal(round, message, ids)
+            total = part if total is None else tree.add(total, part)
+            n_rows += int(sizes[ids].sum())
+        return tree.scale(1 / n_rows, total)
+
+
+def affordable_pool(n_clients: int, task: Task) -> int:
+    """Rows that all personal models can be tested on in a minute or so."""
+    of_a_row = min(n_clients, MOST_ON_POOL) * max(1, task.flops)
+    return min(2000, max(100, int(1e12 / of_a_row)))
+
+
+def _add_up(blocks: Iterable[dict[str, Tensor]]) -> Sums:
+    """Hits, loss and number of rows of each client, block after block."""
+    out: Sums = {"hits": [], "loss": [], "n": []}
+    for block in blocks:
+        for name, values in block.items():
+            out[name] += values.tolist()
+    return out

@@ -1,0 +1,66 @@
+"""Shapes: what the server and clients keep, and what travels, learned from the method itself without data.
+
+The one answer to "what does an upload look like", for the tables of a simulation, the forecast of memory, the
+messages of a federation and what `plures show` prints.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from plures import tree
+from plures.data.population import Population
+from plures.engine import private
+from plures.learn.task import Task
+from plures.methods.base import Federation, Method
+from plures.methods.messages import Each, Same, one_of
+from plures.simulate.stacking import as_stack, run_group
+from plures.simulate.work import train_function
+from plures.tree import Params, Tree
+
+
+class Shapes(NamedTuple):
+    """Trees of tensors that have a shape and a type and no numbers."""
+
+    server: Tree  # kept by the server
+    kept: Tree  # by one client; never travels
+    train: Tree  # down, to a client that trains
+    serve: Tree  # down, to a client that is scored
+    generic: Tree  # down: the one model for all; empty when there is none
+    newcomer: Tree  # down, to a client that has not taken part
+    upload: Tree  # up
+    metrics: Tree  # numbers that a client shows
+    is_each: bool  # whether clients are sent different messages
+
+
+def shapes_of(method: Method, task: Task, sizes: Tensor) -> Shapes:
+    """All shapes for clients with so many rows. No data and hardly any memory is needed."""
+    with private.shapes_only() as mode, torch.no_grad():
+        params: Params = {name: private.shape_of(mode, x) for name, x in task.initial.items()}
+        server = method.init_server(task, params, Federation(sizes.clone(), torch.tensor(0)))
+        message = method.send(task, server, torch.arange(1))
+        train, serve = one_of(message, 0), one_of(method.serve(task, server, torch.arange(1)), 0)
+        generic = method.generic(task, server) or {}
+        newcomer, kept = method.newcomer(task, server), method.init_client(task, params)
+    _, upload, metrics = _trained_on_one_row(method, task, train)
+    found = (server, kept, train, serve, generic, newcomer, upload, metrics)
+    return Shapes(*(tree.map(_shape, x) for x in found), isinstance(message, Each))
+
+
+def _shape(x: Tensor) -> Tensor:
+    return torch.empty(x.shape, dtype=x.dtype, device="meta")
+
+
+def _trained_on_one_row(method: Method, task: Task, received: Tree) -> Tree:
+    """A client's state, upload and metrics after training on one row of zeros."""
+    x = torch.zeros(1, *task.example.shape, dtype=task.example.dtype)
+    with torch.no_grad():
+        y = torch.zeros(task.logits(task.initial, x).shape[:-1], dtype=torch.int64)
+        client = method.init_client(task, task.initial)
+    population = Population(x, y, [np.zeros(1, np.int64)], [], task.n_classes, 0, task.smallest_batch)
+    zeros = tree.map(lambda x: torch.zeros(x.shape, dtype=x.dtype), received)
+    shards = population.shards([0], "train", "shapes", 0)
+    trained = run_group("one_by_one", train_function(method, task), Same(zeros), as_stack(client), shards)
+    return tree.row(trained, 0)

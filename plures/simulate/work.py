@@ -1,0 +1,187 @@
+"""Work: what a group of clients is asked to do, as plain data, and the functions of one client that do it.
+
+A job is a few words and numbers, so that it can go to another process. What it computes is a dict from the names of
+tables to rows for them; who runs it, and where the tables are, is not its business.
+"""
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from plures import engine, tree
+from plures.data.batches import Batch
+from plures.data.population import Population, Rows
+from plures.data.shard import Shard
+from plures.engine import Engine, Usage
+from plures.learn import flops
+from plures.learn.fit import measure
+from plures.learn.task import Task, cross_entropy
+from plures.methods.base import Method
+from plures.methods.messages import Each, Message, Same
+from plures.simulate.stacking import ClientFunction, Style, run_group
+from plures.tree import Params, Tree
+
+Kind = Literal["train", "score", "classes", "sum", "generic"]
+
+
+class Job(NamedTuple):
+    """What one group has to do."""
+
+    kind: Kind
+    round: int
+    is_each: bool  # whether every client has a message of its own
+    group: int  # its number in the cohort
+    places: list[int]  # of its clients in the cohort
+    ids: list[int]  # of its clients
+    rows: Rows = "test"  # what is scored on
+    is_fresh: bool = False  # whether clients are as the last training left them, though that is not in the store
+
+    def message(self, content: Tree) -> Message:
+        """What its clients receive."""
+        return Each(content) if self.is_each else Same(content)
+
+
+class Work(NamedTuple):
+    """What jobs are done with: the same for all jobs of a run."""
+
+    method: Method
+    task: Task
+    population: Population
+    initial: Tree  # the state of a client that has not taken part
+    style: Style
+    engine: Engine = Engine()
+
+    def compute(self, job: Job, message: Message, clients: Tree) -> tuple[dict[str, Tree], Usage]:
+        """The rows that a job gives for each table, and how its training steps were run."""
+        with engine.using(self.engine), engine.metered() as meter:
+            result = COMPUTE[job.kind](self, job, message, clients)
+        return result, meter.total
+
+    def run(self, fn: ClientFunction, message: Message, *stacked: Tree) -> Tree:
+        """One client function over a group."""
+        return run_group(self.style, fn, message, *stacked)
+
+
+# What jobs compute: the one place where their kinds are told apart
+
+
+def _train(work: Work, job: Job, message: Message, clients: Tree) -> dict[str, Tree]:
+    shards = work.population.shards(job.ids, "train", "train", job.round)
+    with flops.count_batches() as counter:
+        trained = work.run(train_function(work.method, work.task), message, clients, shards)
+    return {"trained": trained, "flops": torch.tensor([counter.total])}
+
+
+def _score(work: Work, job: Job, message: Message, clients: Tree) -> dict[str, Tree]:
+    shards = work.population.shards(job.ids, "train", "personalize", job.round)
+    tests = work.population.shards(job.ids, job.rows, "test", 0)
+    return {"scores": work.run(score_function(work.method, work.task), message, clients, shards, tests)}
+
+
+def _score_classes(work: Work, job: Job, message: Message, clients: Tree) -> dict[str, Tree]:
+    shards = work.population.shards(job.ids, "train", "personalize", job.round)
+    tests = work.population.shards(job.ids, job.rows, "test", 0)
+    return {"classes": work.run(classes_function(work.method, work.task), message, clients, shards, tests)}
+
+
+def _score_generic(work: Work, job: Job, message: Message, clients: Tree) -> dict[str, Tree]:
+    tests = work.population.shards(job.ids, "test", "test", 0)
+    return {"scores": work.run(generic_function(work.task), message, tests)}
+
+
+def _sum_personal(work: Work, job: Job, message: Message, clients: Tree) -> dict[str, Tree]:
+    shards = work.population.shards(job.ids, "train", "personalize", job.round)
+    personal = work.run(personal_function(work.method, work.task), message, clients, shards)
+    weight = shards.size.to(torch.float32)
+    return {"sums": tree.map(lambda x: torch.tensordot(weight, x, 1)[None], personal)}
+
+
+COMPUTE: dict[str, Callable[[Work, Job, Message, Tree], dict[str, Tree]]] = {
+    "train": _train,
+    "score": _score,
+    "classes": _score_classes,
+    "sum": _sum_personal,
+    "generic": _score_generic,
+}
+
+
+# Functions of one client
+
+
+def train_function(method: Method, task: Task) -> ClientFunction:
+    """The client's new state, its upload and its metrics."""
+
+    def train(received: Tree, client: Tree, shard: Shard) -> Tree:
+        client, upload, metrics = method.train(task, received, client, shard)
+        return client, upload, metrics
+
+    return train
+
+
+def personal_function(method: Method, task: Task) -> ClientFunction:
+    """The client's personal model."""
+
+    def personalize(received: Tree, client: Tree, shard: Shard) -> Tree:
+        return method.personalize(task, received, client, shard)
+
+    return personalize
+
+
+def score_function(method: Method, task: Task) -> ClientFunction:
+    """Hits and loss of the personal model on the client's test rows."""
+
+    def score(received: Tree, client: Tree, train: Shard, test: Shard) -> Tree:
+        return score_model(method, task, method.personalize(task, received, client, train), test)
+
+    return score
+
+
+def score_model(method: Method, task: Task, personal: Tree, test: Shard) -> Tree:
+    """Hits and loss of a personal model on some rows."""
+
+    def on_batch(personal: Tree, batch: Batch) -> Tree:
+        return hits_and_loss(method.predict(task, personal, batch.x), batch)
+
+    return measure(on_batch, personal, test)
+
+
+def classes_function(method: Method, task: Task) -> ClientFunction:
+    """Hits of the personal model on some rows, class by class."""
+
+    def score(received: Tree, client: Tree, train: Shard, pool: Shard) -> Tree:
+        personal = method.personalize(task, received, client, train)
+
+        def on_batch(personal: Tree, batch: Batch) -> Tensor:
+            return hits_by_class(method.predict(task, personal, batch.x), batch, task.n_classes)
+
+        return measure(on_batch, personal, pool)
+
+    return score
+
+
+def generic_function(task: Task) -> ClientFunction:
+    """Hits and loss of one model, the received one, on the client's test rows."""
+
+    def score(received: Params, test: Shard) -> Tree:
+        def on_batch(params: Params, batch: Batch) -> Tree:
+            return hits_and_loss(task.logits(params, batch.x), batch)
+
+        return measure(on_batch, received, test)
+
+    return score
+
+
+def hits_by_class(logits: Tensor, batch: Batch, n_classes: int) -> Tensor:
+    """[class]: how many labels of each class are predicted right; of rows with several labels each one counts."""
+    each_label = batch.mask.reshape(-1, *[1] * (batch.y.dim() - 1)).expand(batch.y.shape)
+    right = (logits.argmax(-1) == batch.y).to(torch.float32) * each_label
+    return right.flatten() @ torch.nn.functional.one_hot(batch.y.flatten(), n_classes).to(torch.float32)
+
+
+def hits_and_loss(logits: Tensor, batch: Batch) -> dict[str, Tensor]:
+    """Sums over the rows of a batch; of a row with several labels, the share that is right is its hit."""
+    right = (logits.argmax(-1) == batch.y).to(torch.float32).reshape(len(batch.mask), -1).mean(1)
+    n = batch.mask.sum()
+    return {"hits": (right * batch.mask).sum(), "loss": cross_entropy(logits, batch) * n, "n": n}

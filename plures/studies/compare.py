@@ -1,0 +1,179 @@
+"""Comparisons: several methods, perhaps with several seeds, on the same split, schedule and initial weights.
+
+A comparison that was stopped goes on when the same one is asked for in the same folder: runs that are done are read,
+the one that stopped is resumed.
+"""
+
+import json
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from plures.errors import UsageError
+from plures.files import read_toml, write_text
+from plures.runs import results
+from plures.runs.callbacks import Callback, Say
+from plures.runs.config import Config, make_config
+from plures.runs.folders import folder_name
+from plures.runs.loop import Result
+from plures.runs.scene import Objects, Scene, load_data, make_scene
+from plures.runs.simulation import resume, start
+from plures.simulate import ray
+
+Equal = Literal["rounds", "bytes", "seconds", "flops"]
+REFERENCES = ("local", "fedavg")  # what clients gain over them is told when they are among the methods
+PROBE_ROUNDS = 3  # FedALA's long first stage is in the second round
+MOST = 100  # times the rounds of the first method that another one may have
+
+
+class Comparison(NamedTuple):
+    """What is to be compared."""
+
+    methods: list[str]
+    config: Config
+    seeds: list[int]
+    equal: Equal = "rounds"  # what all methods may spend as much of as the first
+    objects: Objects = Objects()  # data and model that were given as objects
+
+
+class Runs(dict[tuple[str, int], Result]):
+    """(method, seed) -> its run, in the order of the methods as asked for, for one seed after another."""
+
+    def of(self, method: str) -> list[Result]:
+        """The runs of a method, by seed."""
+        return [result for (name, _), result in self.items() if name == method]
+
+    def methods(self) -> list[str]:
+        return list(dict.fromkeys(method for method, _ in self))
+
+    def named(self) -> dict[str, Result]:
+        """By a name that fits in a table: with the seed only if there are several."""
+        several = len({seed for _, seed in self}) > 1
+        return {f"{method}, seed {seed}" if several else method: result for (method, seed), result in self.items()}
+
+
+def compare_methods(
+    wanted: Comparison,
+    out: Path | None,
+    say: Say,
+    callback_of: Callable[[str, int, Path | None], Callback],
+    done: Callable[[str, int, Result], None] = lambda method, seed, result: None,
+) -> Runs:
+    """A run for each method and seed."""
+    if len(set(wanted.methods)) < len(wanted.methods):
+        raise UsageError(f"a method is named twice: {' '.join(wanted.methods)}")
+    objects = wanted.objects
+    if objects.data is None:
+        objects = objects._replace(data=load_data(wanted.config))  # read once for all
+    for method in wanted.methods:  # all of them first: a slip in the last one must not cost an hour
+        _scene(wanted, method, wanted.seeds[0], objects)
+    runs, config = Runs(), wanted.config
+    with ray.cluster(config.address, config.workers) if config.executor == "ray" else nullcontext():
+        for seed in wanted.seeds:
+            for method in wanted.methods:
+                scene = _scene(wanted, method, seed, objects)
+                first = runs.get((wanted.methods[0], seed))
+                if wanted.equal != "rounds" and first is not None:
+                    scene = _scene(wanted, method, seed, objects, affordable(scene, first, wanted.equal))
+                folder = None
+                if out is not None:
+                    folder = (out if len(wanted.seeds) == 1 else out / f"seed-{seed}") / folder_name(method)
+                runs[method, seed] = _result(scene, folder, say, callback_of(method, seed, folder), wanted.objects)
+                _add_gains(runs, seed)
+                done(method, seed, runs[method, seed])
+    return runs
+
+
+def _scene(wanted: Comparison, method: str, seed: int, objects: Objects, rounds: int | None = None) -> Scene:
+    changes = {"method": method, "seed": seed, "settings": wanted.config.settings}
+    changes |= {} if rounds is None else {"rounds": rounds}
+    return make_scene(wanted.config.model_copy(update=changes), objects=objects)
+
+
+def _result(scene: Scene, folder: Path | None, say: Say, callback: Callback, objects: Objects) -> Result:
+    """Run, resume, or read what was done before."""
+    if folder is None or not (folder / "config.toml").exists():
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+        return start(scene, folder, say, callback)
+    before = make_config(read_toml(folder / "config.toml"))
+    if before.identity() != scene.config.identity():
+        raise UsageError(f"{folder} holds a run of another config; choose another --out")
+    if (folder / "summary.json").exists():
+        return read_result(folder)
+    return resume(folder, say, callback, scene.config.workers, objects)
+
+
+def read_result(folder: Path) -> Result:
+    """The numbers of a run that has ended, from its folder."""
+    try:
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"{folder} has no summary.json: is it a run folder, and has the run ended?") from None
+    return Result(
+        summary, results.read_csv(folder / "rounds.csv"), results.read_csv(folder / "clients.csv"), {}, folder
+    )
+
+
+# The same cost for all
+
+
+def affordable(scene: Scene, first: Result, equal: Equal) -> int:
+    """How many rounds a method has until it has spent what the first one spent."""
+    budget = sum(_cost(row, equal) for row in first.rounds)
+    few = scene.config.model_copy(update={"rounds": PROBE_ROUNDS, "eval_every": 0, "new_clients": 0, "pool_rows": 0})
+    probe = start(scene._replace(config=few, new_clients=None), None)
+    costs = [_cost(row, equal) for row in probe.rounds]
+    if sum(costs) == 0:
+        return scene.config.rounds  # it costs nothing: as many rounds as were asked for
+    n, spent = 0, 0.0
+    while n < MOST * max(1, scene.config.rounds) and spent + costs[min(n, PROBE_ROUNDS - 1)] <= budget * (1 + 1e-9):
+        spent += costs[min(n, PROBE_ROUNDS - 1)]
+        n += 1
+    return max(1, n)
+
+
+def _cost(row: dict[str, float], equal: Equal) -> float:
+    if equal == "bytes":
+        return row["bytes_down"] + row["bytes_up"]
+    return row["train_seconds" if equal == "seconds" else "flops"]
+
+
+# What clients gain
+
+
+def _add_gains(runs: Runs, seed: int) -> None:
+    """Add to each run of a seed what its clients gain over the references that are done."""
+    known = {name: runs[name, seed] for name in REFERENCES if (name, seed) in runs}
+    for (method, other_seed), result in runs.items():
+        missing = [name for name in known if name not in result.summary.get("gains", {})]
+        if other_seed != seed or not missing:
+            continue
+        found = dict(result.summary.get("gains", {}))
+        clients = [dict(row) for row in result.clients]
+        for name in missing:
+            theirs = accuracies(known[name])
+            own = accuracies(result)
+            both = [client for client in own if client in theirs]
+            if both:
+                found[name] = results.gains(np.array([own[c] for c in both]), np.array([theirs[c] for c in both]))
+            for row in clients:
+                row[f"{name}_accuracy"] = theirs.get(row["client"])
+        harmed = found["local"]["harmed"] if "local" in found else result.summary["harmed"]
+        runs[method, seed] = _rewrite(result, result.summary | {"gains": found, "harmed": harmed}, clients)
+
+
+def _rewrite(result: Result, summary: dict, clients: list[dict]) -> Result:
+    if result.folder is not None:
+        results.write_clients(result.folder, clients)
+        write_text(result.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+    return result._replace(summary=summary, clients=clients)
+
+
+def accuracies(result: Result) -> dict[int, float]:
+    """Of every scored client's own model; clients that were new are left out."""
+    own = [row for row in result.clients if row["role"] == "client" and row["personal_accuracy"] is not None]
+    return {row["client"]: row["personal_accuracy"] for row in own}

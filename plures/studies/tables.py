@@ -1,0 +1,127 @@
+"""Tables of a comparison: a line for each method over its seeds, every pair of methods, and LaTeX."""
+
+import math
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from plures.files import write_text
+from plures.runs.results import write_csv
+from plures.studies import stats
+from plures.studies.compare import Runs, accuracies
+
+METRICS = {
+    "personal": lambda s: s["personal"] and s["personal"]["mean"],
+    "worst 5 %": lambda s: s["personal"] and s["personal"]["worst5"],
+    "pooled": lambda s: s["personal"] and s["personal"]["pooled"],
+    "generic": lambda s: s["generic"] and s["generic"]["accuracy"],
+}
+
+
+class Line(NamedTuple):
+    """A method over its seeds."""
+
+    method: str
+    spreads: dict[str, stats.Spread]  # of each metric
+    harmed: list[int]  # clients, for each seed where it is known
+    n_bytes: float  # means over the seeds
+    flops: float
+    seconds: float
+    p: float | None  # that it is no different from the first method, client by client
+
+
+def lines(runs: Runs) -> list[Line]:
+    """One for each method."""
+    out = []
+    for method in runs.methods():
+        own = [result.summary for result in runs.of(method)]
+        spreads = {}
+        for name, value in METRICS.items():
+            found = [value(summary) for summary in own]
+            spreads[name] = stats.spread([x for x in found if x is not None and not math.isnan(x)])
+        out.append(
+            Line(
+                method,
+                spreads,
+                [summary["harmed"] for summary in own if summary["harmed"] is not None],
+                float(np.mean([summary["bytes"]["down"] + summary["bytes"]["up"] for summary in own])),
+                float(np.mean([summary["flops"] for summary in own])),
+                float(np.mean([summary["seconds"]["total"] for summary in own])),
+                None if method == runs.methods()[0] else p_value(runs, method, runs.methods()[0]),
+            )
+        )
+    return out
+
+
+def differences(runs: Runs, method: str, other: str) -> list[float]:
+    """What each client of each seed gains by one method over another."""
+    out = []
+    for (name, seed), result in runs.items():
+        if name == method and (other, seed) in runs:
+            own, theirs = accuracies(result), accuracies(runs[other, seed])
+            out += [own[client] - theirs[client] for client in own if client in theirs]
+    return out
+
+
+def p_value(runs: Runs, method: str, other: str) -> float:
+    return stats.paired_test(differences(runs, method, other))
+
+
+def write_tables(runs: Runs, folder: Path) -> None:
+    """table.csv, a line a method; pairs.csv, every two methods compared client by client; table.tex."""
+    found = lines(runs)
+    table = []
+    for line in found:
+        row: dict = {"method": line.method, "seeds": max(s.n for s in line.spreads.values())}
+        for name, spread in line.spreads.items():
+            key = name.replace(" ", "").replace("%", "")
+            row |= {key: spread.mean, f"{key}_std": spread.std, f"{key}_ci95": spread.half_width}
+        row |= {"harmed": float(np.mean(line.harmed)) if line.harmed else None, "bytes": line.n_bytes}
+        row |= {"flops": line.flops, "seconds": line.seconds, "p_against_first": line.p}
+        table.append(row)
+    write_csv(folder / "table.csv", table)
+    pairs = []
+    for i, a in enumerate(found):
+        for b in found[i + 1 :]:
+            gains = differences(runs, a.method, b.method)
+            mean = float(np.mean(gains)) if gains else math.nan
+            p = stats.paired_test(gains)
+            pairs.append({"method": a.method, "other": b.method, "pairs": len(gains), "mean_gain": mean, "p": p})
+    if pairs:
+        write_csv(folder / "pairs.csv", pairs)
+    write_text(folder / "table.tex", latex(found))
+
+
+def latex(found: list[Line]) -> str:
+    """A tabular that needs no package; the best mean of each column is bold."""
+    names = list(METRICS)
+    best = {}
+    for name in names:
+        means = [line.spreads[name].mean for line in found if line.spreads[name].n]
+        best[name] = max(means) if means else math.nan
+    head = " & ".join(["method", *[name.replace("%", r"\%") for name in names], "harmed", "MB"])
+    out = [r"\begin{tabular}{l" + "r" * (len(names) + 2) + "}", r"\hline", head + r" \\", r"\hline"]
+    for line in found:
+        cells = [_tex(line.method)]
+        for name in names:
+            text = percent_of(line.spreads[name], r" $\pm$ ")
+            cells.append(rf"\textbf{{{text}}}" if line.spreads[name].mean == best[name] else text)
+        cells.append(f"{np.mean(line.harmed):.1f}" if line.harmed else "--")
+        cells.append(f"{line.n_bytes / 1e6:.1f}")
+        out.append(" & ".join(cells) + r" \\")
+    return "\n".join([*out, r"\hline", r"\end{tabular}"]) + "\n"
+
+
+def _tex(text: str) -> str:
+    for character in "&%$#_{}":
+        text = text.replace(character, "\\" + character)
+    return text
+
+
+def percent_of(spread: stats.Spread, between: str = " ± ") -> str:
+    """Mean and standard deviation in per cent."""
+    if not spread.n:
+        return "--"
+    text = f"{100 * spread.mean:.2f}"
+    return text if spread.n == 1 else f"{text}{between}{100 * spread.std:.2f}"
