@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 from plures import models
-from plures.run import Scene
+from plures.runs.scene import Scene
 
 
 class Federation:
@@ -135,8 +135,8 @@ def fedala(all: Federation, share: float = 0.8, layers: int = 1, cap: int = 10, 
                         for x_last, a, b, w in zip(last, mine, theirs, blend, strict=True):
                             x_last.copy_(a + (b - a) * w)
                     loss = cross_entropy(model(x), y)
-                    for w, slope, a, b in zip(blend, torch.autograd.grad(loss, last), mine, theirs, strict=True):
-                        w.sub_(step * slope * (b - a).detach()).clamp_(0, 1)
+                    for w, gradient, a, b in zip(blend, torch.autograd.grad(loss, last), mine, theirs, strict=True):
+                        w.sub_(step * gradient * (b - a).detach()).clamp_(0, 1)
                 losses.append(float(loss.detach()))
                 if is_new and len(losses) > 10 and math.sqrt(float(torch.tensor(losses[-10:]).var())) < 0.1:
                     break

@@ -14,9 +14,10 @@ from pathlib import Path
 
 import record
 
-from plures import ray_crew
-from plures.config import make_config
-from plures.run import Run, set_scene
+from plures.runs.config import make_config
+from plures.runs.scene import make_scene
+from plures.runs.simulation import Simulation
+from plures.simulate import ray
 
 ROOT = Path(__file__).parent.parent
 CASES = {
@@ -34,16 +35,16 @@ FIELDS = ["case", "model", "clients", "side", "repeats", "median_ms", "fastest_m
 
 def measured(case: str, repeats: int) -> list[dict[str, object]]:
     """Milliseconds of a round, of every side."""
-    scene = set_scene(make_config({"method": "fedavg", "data": "digits", "batch": 10, **CASES[case]}))
+    scene = make_scene(make_config({"method": "fedavg", "data": "digits", "batch": 10, **CASES[case]}))
     forked_first = sorted(SIDES, key=lambda side: SIDES[side]["executor"] == "ray")  # fork before Ray has threads
     runs, seconds = {}, {side: [] for side in SIDES}
 
     def start(side: str) -> None:
-        runs[side] = Run(scene._replace(config=scene.config.model_copy(update=SIDES[side])), None, print)
+        runs[side] = Simulation(scene._replace(config=scene.config.model_copy(update=SIDES[side])), None, print)
 
     for side in forked_first[:2]:
         start(side)
-    with ray_crew.cluster(None, 2):
+    with ray.cluster(None, 2):
         for side in forked_first[2:]:
             start(side)
         for run in runs.values():

@@ -18,9 +18,10 @@ import record
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from plures.config import make_config
 from plures.errors import DataError
-from plures.run import Run, set_scene
+from plures.runs.config import make_config
+from plures.runs.scene import make_scene
+from plures.runs.simulation import Simulation
 
 EVEN = {"data": "fashion-mnist", "partition": "iid", "clients": 20, "workers": 2, "lr": 0.01}
 CASES: dict[str, dict[str, Any]] = {
@@ -74,7 +75,7 @@ class Matmul:
 
 def measured(name: str, repeats: int, data_dir: str | None) -> dict[str, object]:
     options = CASES[name] | ({"data_dir": data_dir} if data_dir and CASES[name]["data"] != "digits" else {})
-    run = Run(set_scene(make_config({"method": "fedavg", **options})), None, print)
+    run = Simulation(make_scene(make_config({"method": "fedavg", **options})), None, print)
     matmul = Matmul()
     run.play_round()
     seconds, rates, row = [], [matmul.gflops()], None
@@ -94,7 +95,7 @@ def measured(name: str, repeats: int, data_dir: str | None) -> dict[str, object]
 def kernels(name: str, data_dir: str | None) -> list[dict[str, object]]:
     """What share of the time of training goes to which kernels, of those with two per cent or more."""
     options = CASES[name] | {"workers": 1, "data_dir": data_dir}
-    run = Run(set_scene(make_config({"method": "fedavg", **options})), None, print)
+    run = Simulation(make_scene(make_config({"method": "fedavg", **options})), None, print)
     run.play_round()
     with profile(activities=[ProfilerActivity.CPU]) as found:
         run.play_round()

@@ -23,9 +23,10 @@ import numpy as np
 import record
 import torch
 
-from plures import store
-from plures.config import make_config
-from plures.run import Run, set_scene
+from plures.runs.config import make_config
+from plures.runs.scene import make_scene
+from plures.runs.simulation import Simulation
+from plures.simulate import client_store
 
 ROWS = 18  # of a client: as many as digits has for 100
 BASE = {"population": 1000, "cohort": 100, "hidden": 64, "steps": 10, "method": "ditto"}
@@ -63,7 +64,7 @@ def measured(line: dict[str, Any], repeats: int, limit_mb: int) -> dict[str, Any
             "memory_limit_mb": limit_mb,
         }
         began = time.perf_counter()
-        run = Run(set_scene(make_config({"method": line["method"], **options})), Path(folder) / "run", print)
+        run = Simulation(make_scene(make_config({"method": line["method"], **options})), Path(folder) / "run", print)
         run.play_round()
         start = time.perf_counter() - began
         if line["method"] == "fedala":
@@ -78,14 +79,14 @@ def measured(line: dict[str, Any], repeats: int, limit_mb: int) -> dict[str, Any
             "start_s": round(start, 1),
             "median_ms": round(1e3 * statistics.median(seconds), 1),
             "fastest_ms": round(1e3 * min(seconds), 1),
-            "state_mb": round(store.table_bytes(run.store.initial, line["population"]) / 1e6, 1),
+            "state_mb": round(client_store.table_bytes(run.store.initial, line["population"]) / 1e6, 1),
             "anonymous_mb": round(_anonymous_mb()),
         }
         run.close()
     return line | found
 
 
-def settle(run: Run) -> None:
+def settle(run: Simulation) -> None:
     """Let all clients have taken part five times: who is drawn for the second time learns its blend for long.
 
     Of a small population more clients of a round would do so than of a large one.

@@ -29,11 +29,13 @@ import record
 import torch
 from rich.console import Console
 
-from plures import rows, show
-from plures.config import make_config
+from plures.cli import view
+from plures.data.batches import batches_per_epoch
 from plures.errors import DataError
-from plures.run import Run, Scene, set_scene
-from plures.shard import batches_an_epoch
+from plures.runs import results
+from plures.runs.config import make_config
+from plures.runs.scene import Scene, make_scene
+from plures.runs.simulation import Simulation
 
 HERE = Path(__file__).parent
 OURS, LOOP = "plures, 2 workers", "plain loop, 2 threads"
@@ -64,7 +66,7 @@ FIELDS = ["case", "method", "side", "repeats", "steps", "median_ms", "fastest_ms
 def n_steps_of(scene: Scene, method: str) -> int:
     """Steps of a round; Ditto trains two models."""
     sizes = np.array([len(rows) for rows in scene.population.train])
-    once = int(batches_an_epoch(sizes, scene.config.batch, 1).sum()) * scene.config.epochs
+    once = int(batches_per_epoch(sizes, scene.config.batch, 1).sum()) * scene.config.epochs
     return once * (2 if method == "ditto" else 1)
 
 
@@ -73,8 +75,8 @@ def measured(case: str, method: str, repeats: int, data_dir: str | None, envs: P
     options = {"batch": 10, "epochs": 1, "lr": 0.05, "workers": 2} | options
     if data_dir and options["data"] != "digits":
         options |= {"data_dir": data_dir}
-    scene = set_scene(make_config({"method": method, **options}))
-    ours = Run(scene, None, print)
+    scene = make_scene(make_config({"method": method, **options}))
+    ours = Simulation(scene, None, print)
     n_steps = n_steps_of(scene, method)
     spawn = multiprocessing.get_context("spawn")  # so that it has nothing of how ours handles memory and threads
     here, there = spawn.Pipe()
@@ -131,7 +133,7 @@ def turn_of(play: Callable[[], float], turn: float) -> list[float]:
 
 def play_plain_rounds(there: Any, options: dict[str, Any], tests: bool) -> None:
     """In a process of its own: a round for every message, answered with its seconds and steps."""
-    loop = plain.Federation(set_scene(make_config(options)))
+    loop = plain.Federation(make_scene(make_config(options)))
     torch.set_num_threads(2)
     while True:
         there.recv()
@@ -148,9 +150,9 @@ def bookkeeping(case: str, method: str, repeats: int, data_dir: str | None) -> l
     options = {"batch": 10, "lr": 0.05, "workers": 2, "method": method} | CASES[case][0]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        scene = set_scene(make_config(options | ({"data_dir": data_dir} if data_dir else {})))
-        run = Run(scene, folder, print)
-        progress = show.Progresses(Console(file=io.StringIO()), method, folder / "log.txt", quiet=True)
+        scene = make_scene(make_config(options | ({"data_dir": data_dir} if data_dir else {})))
+        run = Simulation(scene, folder, print)
+        progress = view.Progresses(Console(file=io.StringIO()), method, folder / "log.txt", quiet=True)
         progress.started(run)
         rounds: list[float] = []
         written: list[float] = []
@@ -162,7 +164,7 @@ def bookkeeping(case: str, method: str, repeats: int, data_dir: str | None) -> l
             began = time.perf_counter()
             run.save()
             saved = time.perf_counter()
-            rows.append_round(folder, row)
+            results.append_round(folder, row)
             progress.played(run, row)
             logged = time.perf_counter()
             written.append((saved - began) / scene.config.checkpoint_every + logged - saved)

@@ -6,7 +6,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from plures.report.looks import COLOURS
-from plures.rows import read_csv
+from plures.runs.results import read_csv
 
 
 def main() -> None:

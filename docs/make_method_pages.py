@@ -23,19 +23,23 @@ import torch
 from torch import Tensor, nn
 
 from plures import tree
-from plures.choose import all_settings, choose, doc, setting_fields
-from plures.config import make_config
+from plures.cli.view import first_round
+from plures.data.batches import Batch
 from plures.errors import UsageError
-from plures.execute import generic_function, run_group, score_function
-from plures.fit import Solver
-from plures.layerscores import scored_layers, scores
-from plures.memory import in_bytes
-from plures.method import Each, Method, Same, settings_of
-from plures.methods import METHODS
-from plures.parts import PARTS
-from plures.run import Run, Scene, load_data, set_scene
-from plures.show import first_round
-from plures.task import Batch, Task
+from plures.files import in_bytes
+from plures.learn.solver import Solver
+from plures.learn.task import Task
+from plures.methods import ADDONS, METHODS
+from plures.methods.base import Method, settings_of
+from plures.methods.ingredients.layer_scores import scored_layers, scores
+from plures.methods.messages import Each, Same
+from plures.methods.naming import doc
+from plures.methods.spec import all_settings, make_method, setting_fields
+from plures.runs.config import make_config
+from plures.runs.scene import Scene, load_data, make_scene
+from plures.runs.simulation import Simulation
+from plures.simulate.stacking import run_group
+from plures.simulate.work import generic_function, score_function
 
 HERE = Path(__file__).parent
 PAGES = HERE / "methods"
@@ -158,7 +162,7 @@ def settings_table(method: Method) -> str:
 
 
 def part_settings(part: str) -> str:
-    fields = {field.name: field for field in settings_of(PARTS[part])}
+    fields = {field.name: field for field in settings_of(ADDONS[part])}
     return settings_rows(fields, {name: field.default for name, field in fields.items()})
 
 
@@ -246,13 +250,13 @@ def scene_of(spec: str, model: str = "mlp", rounds: int = 20, unlike: bool = Fal
     """Where a method is looked at; with `unlike`, clients' rows look different and their classes are alike."""
     config = make_config({**OPTIONS, "method": spec, "model": model, "rounds": rounds, **options})
     if not unlike:
-        return set_scene(config)
+        return make_scene(config)
     data, rng = load_data(config), np.random.default_rng(0)
     client = rng.permutation(len(data.y)) % 20
     gain, shift = rng.uniform(0.2, 2, 20), rng.normal(0, 1, 20)
     x = data.x * gain[client, None, None, None] + shift[client, None, None, None]
     config = config.model_copy(update={"partition": "natural"})
-    return set_scene(config, data=data._replace(x=x.astype(np.float32), client=client))
+    return make_scene(config, data=data._replace(x=x.astype(np.float32), client=client))
 
 
 @cache
@@ -325,7 +329,7 @@ def index_table() -> str:
 def refusal(host: str, part: str) -> str:
     """Why a host cannot wear a part; empty where it can."""
     try:
-        choose(f"{host}+{part}", {}, Solver())
+        make_method(f"{host}+{part}", {}, Solver())
     except UsageError as error:
         return str(error).partition(": ")[2]
     return ""
@@ -351,8 +355,8 @@ def cell(host: str, part: str, tried: bool) -> str:
 
 
 def hosts_table(tried: bool = True) -> str:
-    rows = [[f"`{host}`", *[cell(host, part, tried) for part in PARTS]] for host in METHODS]
-    text = table(["", *[f"`+{part}`" for part in PARTS]], rows)
+    rows = [[f"`{host}`", *[cell(host, part, tried) for part in ADDONS]] for host in METHODS]
+    text = table(["", *[f"`+{part}`" for part in ADDONS]], rows)
     if "fails" in text:
         text += "\n\n`fails`: not refused, but its first round stops with an error. That is a defect."
     return text
@@ -360,15 +364,15 @@ def hosts_table(tried: bool = True) -> str:
 
 def pairs_table(tried: bool = True) -> str:
     """Which part can be worn after which, around FedAvg."""
-    rows = [[f"`+{first}`", *[cell(f"fedavg+{first}", part, tried) for part in PARTS]] for first in PARTS]
-    return table(["", *[f"`+{part}`" for part in PARTS]], rows)
+    rows = [[f"`+{first}`", *[cell(f"fedavg+{first}", part, tried) for part in ADDONS]] for first in ADDONS]
+    return table(["", *[f"`+{part}`" for part in ADDONS]], rows)
 
 
 def refusals_table() -> str:
     """Reasons, each with the pairs that it holds for."""
     reasons: dict[str, dict[str, list[str]]] = {}
-    for host in [*METHODS, *[f"fedavg+{part}" for part in PARTS]]:
-        for part in PARTS:
+    for host in [*METHODS, *[f"fedavg+{part}" for part in ADDONS]]:
+        for part in ADDONS:
             if why := refusal(host, part):
                 reasons.setdefault(why, {}).setdefault(host, []).append(part)
     rows = []
@@ -403,7 +407,7 @@ def write_tables() -> None:
     path.write_text(filled(path.read_text("utf-8"), "index", index_table()), "utf-8")
     path = PAGES / "parts.md"
     page = path.read_text("utf-8")
-    for part in PARTS:
+    for part in ADDONS:
         page = filled(page, f"settings {part}", part_settings(part))
     for words, text in {"hosts": hosts_table(), "pairs": pairs_table(), "refusals": refusals_table()}.items():
         page = filled(page, words, text)
@@ -413,7 +417,7 @@ def write_tables() -> None:
 # Short runs for the figures
 
 
-Watch = Callable[[Run, Any], Any]
+Watch = Callable[[Simulation, Any], Any]
 
 
 def played(
@@ -421,7 +425,7 @@ def played(
 ) -> list[Any]:
     """What `watch(run, server before the round)` saw after every round, or after the last one."""
     found = []
-    with closing(Run(scene_of(spec, model, rounds, **options), None, lambda line: None)) as run, torch.no_grad():
+    with closing(Simulation(scene_of(spec, model, rounds, **options), None, lambda line: None)) as run, torch.no_grad():
         for number in range(rounds):
             before = run.server
             run.play_round()
@@ -430,16 +434,16 @@ def played(
     return found
 
 
-def at_end(spec: str, look: Callable[[Run], Any], model: str = "mlp", **options: Any) -> Any:
+def at_end(spec: str, look: Callable[[Simulation], Any], model: str = "mlp", **options: Any) -> Any:
     return played(spec, lambda run, _: look(run), model=model, every=False, **options)[0]
 
 
-def clients_of(run: Run) -> Any:
+def clients_of(run: Simulation) -> Any:
     """What all clients keep, stacked."""
     return run.store.rows(torch.tensor(run.eligible))
 
 
-def accuracies(run: Run, method: Method | None = None) -> np.ndarray:
+def accuracies(run: Simulation, method: Method | None = None) -> np.ndarray:
     """Of every client's personal model on its own test rows, perhaps with other settings; per cent."""
     scene, method = run.scene, method or run.scene.method
     ids = run.scored
@@ -450,7 +454,7 @@ def accuracies(run: Run, method: Method | None = None) -> np.ndarray:
     return (100 * found["hits"] / found["n"]).numpy()
 
 
-def generic_accuracies(run: Run) -> np.ndarray:
+def generic_accuracies(run: Simulation) -> np.ndarray:
     """Of the one model for all on every client's test rows; per cent."""
     scene, ids = run.scene, run.scored
     model = scene.method.generic(scene.task, run.server)
@@ -465,7 +469,7 @@ def curve(spec: str, **options: Any) -> tuple[float, ...]:
     return tuple(played(spec, lambda run, _: float(accuracies(run).mean()), **options))
 
 
-def by_class(run: Run) -> list[int]:
+def by_class(run: Simulation) -> list[int]:
     """The clients, those with the same classes together."""
     labels, rows = run.scene.population.y.numpy(), run.scene.population.train
     return sorted(run.eligible, key=lambda i: (np.unique(labels[rows[i]]).tolist(), i))
@@ -533,7 +537,7 @@ def mesh(axes: Axes, values: Any, x: str, y: str, bar: str, **scale: Any) -> Non
         side.set_visible(False)
 
 
-def matrix(axes: Axes, values: Any, run: Run, bar: str, **scale: Any) -> None:
+def matrix(axes: Axes, values: Any, run: Simulation, bar: str, **scale: Any) -> None:
     """Client by client."""
     order = by_class(run)
     mesh(axes, np.asarray(values)[order][:, order], "from client", "to client", bar, **scale)
@@ -637,7 +641,7 @@ def local_panel(axes: Axes) -> None:
 
 
 def fedprox_panel(axes: Axes) -> None:
-    def moves(run: Run, before: Any) -> np.ndarray:
+    def moves(run: Simulation, before: Any) -> np.ndarray:
         return distance(clients_of(run).model, before)
 
     found = {f"mu={mu}": played(f"fedprox:pm=local,mu={mu}", moves) for mu in ("0", "0.1", "1", "5")}
@@ -646,7 +650,7 @@ def fedprox_panel(axes: Axes) -> None:
 
 
 def scaffold_panel(axes: Axes) -> None:
-    def sizes(run: Run, _: Any) -> tuple[np.ndarray, float, np.ndarray]:
+    def sizes(run: Simulation, _: Any) -> tuple[np.ndarray, float, np.ndarray]:
         own, all_ = clients_of(run).control, run.server.control
         return lengths(own), float(tree.dot(all_, all_).sqrt()), distance(own, all_)
 
@@ -657,25 +661,25 @@ def scaffold_panel(axes: Axes) -> None:
 def feddyn_panel(axes: Axes) -> None:
     alpha = all_settings(METHODS["feddyn"]())["alpha"]
 
-    def sizes(run: Run, _: Any) -> tuple[np.ndarray, float]:
+    def sizes(run: Simulation, _: Any) -> tuple[np.ndarray, float]:
         drift = run.server.drift
-        return lengths(clients_of(run).slope), alpha * float(tree.dot(drift, drift).sqrt())
+        return lengths(clients_of(run).gradient), alpha * float(tree.dot(drift, drift).sqrt())
 
     own, all_ = zip(*played("feddyn", sizes), strict=True)
-    lines(axes, {"slope of a client": own, "mean slope h": all_}, "length")
+    lines(axes, {"gradient of a client": own, "mean gradient h": all_}, "length")
 
 
 def fedsam_panel(axes: Axes) -> None:
     """The loss of the shared model a step uphill, over all training rows."""
     far = np.linspace(0, 1.0, 21)
 
-    def uphill(run: Run) -> list[float]:
+    def uphill(run: Simulation) -> list[float]:
         scene, model = run.scene, run.server
         rows = torch.from_numpy(np.concatenate(scene.population.train))
         x, y = scene.population.x[rows], scene.population.y[rows]
         batch = Batch(x, y, torch.ones(len(rows)), torch.bincount(y).float(), torch.tensor(0))
-        slopes = torch.func.grad(scene.task.loss)(model, batch)
-        unit = tree.scale(1 / tree.dot(slopes, slopes).sqrt(), slopes)
+        gradients = torch.func.grad(scene.task.loss)(model, batch)
+        unit = tree.scale(1 / tree.dot(gradients, gradients).sqrt(), gradients)
         return [float(scene.task.loss(tree.axpy(float(r), unit, model), batch)) for r in far]
 
     for spec, label, colour, dashes in [
@@ -693,7 +697,7 @@ def adaptation_panel(name: str, setting: str, epochs: str) -> Callable[[Axes], N
     """Accuracy of each client before and after adaptation."""
 
     def draw(axes: Axes) -> None:
-        def both(run: Run) -> tuple[np.ndarray, np.ndarray]:
+        def both(run: Simulation) -> tuple[np.ndarray, np.ndarray]:
             return accuracies(run, dataclasses.replace(run.scene.method, **{setting: 0})), accuracies(run)
 
         before, after = at_end(name, both)
@@ -705,7 +709,7 @@ def adaptation_panel(name: str, setting: str, epochs: str) -> Callable[[Axes], N
 def afml_panel(axes: Axes) -> None:
     epochs = range(0, 11)
 
-    def over_epochs(run: Run) -> list[np.ndarray]:
+    def over_epochs(run: Simulation) -> list[np.ndarray]:
         return [accuracies(run, dataclasses.replace(run.scene.method, pers=n)) for n in epochs]
 
     found = np.array(at_end("afml", over_epochs))
@@ -720,7 +724,7 @@ def distance_panel(name: str, setting: str, rates: dict[str, float]) -> Callable
     """How far personal models are from the shared one."""
 
     def draw(axes: Axes) -> None:
-        def far(run: Run, before: Any) -> np.ndarray:
+        def far(run: Simulation, before: Any) -> np.ndarray:
             return distance(clients_of(run).model, run.server)
 
         found = {f"{setting}={x}": played(f"{name}:{setting}={x}", far, lr=lr) for x, lr in rates.items()}
@@ -731,7 +735,7 @@ def distance_panel(name: str, setting: str, rates: dict[str, float]) -> Callable
 
 
 def fedamp_panel(axes: Axes) -> None:
-    def look(run: Run) -> tuple[np.ndarray, Run]:
+    def look(run: Simulation) -> tuple[np.ndarray, Simulation]:
         return run.scene.method.weights(run.server.models).numpy(), run
 
     weights, run = at_end("fedamp", look, **GROUPED)
@@ -747,7 +751,7 @@ def fedfomo_panel(axes: Axes) -> None:
 def apple_panel(axes: Axes) -> None:
     """What the weights gained since their start, the shares of rows."""
 
-    def look(run: Run) -> tuple[np.ndarray, Run]:
+    def look(run: Simulation) -> tuple[np.ndarray, Simulation]:
         sizes = run.scene.population.sizes()
         return (clients_of(run).weights - sizes / sizes.sum()).numpy(), run
 
@@ -758,7 +762,7 @@ def apple_panel(axes: Axes) -> None:
 def pfedla_panel(axes: Axes) -> None:
     """The weights of the head, with a step size at which they learn something in so few rounds."""
 
-    def look(run: Run) -> tuple[np.ndarray, Run]:
+    def look(run: Simulation) -> tuple[np.ndarray, Simulation]:
         ids = torch.tensor(run.eligible)
         host = run.scene.method.host
         return host.weights(run.server.mixers, ids)[:, -1].numpy(), run
@@ -770,7 +774,7 @@ def pfedla_panel(axes: Axes) -> None:
 def heurpfedla_panel(axes: Axes) -> None:
     """How often each client kept each layer."""
 
-    def look(run: Run, before: Any) -> np.ndarray:
+    def look(run: Simulation, before: Any) -> np.ndarray:
         return run.scene.method.send(run.scene.task, before, torch.tensor(run.eligible)).tree["layers kept"].numpy()
 
     kept = np.mean(played("heurpfedla", look, model=DEEP), axis=0)
@@ -779,7 +783,7 @@ def heurpfedla_panel(axes: Axes) -> None:
 
 
 def partialfed_panel(axes: Axes) -> None:
-    def keeps(run: Run) -> np.ndarray:
+    def keeps(run: Simulation) -> np.ndarray:
         return clients_of(run).logits.softmax(-1)[:, :, 1].numpy()
 
     shares = at_end("partialfed:warm_up=3", keeps, model=DEEP)
@@ -791,7 +795,7 @@ def plgu_panel(spec: str, own: str, **scale: Any) -> Callable[[Axes], None]:
     """The scores of the layers, by which clients perturb the next round."""
 
     def draw(axes: Axes) -> None:
-        def look(run: Run) -> tuple[np.ndarray, list[str]]:
+        def look(run: Simulation) -> tuple[np.ndarray, list[str]]:
             scene, task = run.scene, run.scene.task
             method = getattr(scene.method, "host", scene.method)
             ids = torch.tensor(run.eligible)
@@ -815,7 +819,7 @@ def plgu_panel(spec: str, own: str, **scale: Any) -> Callable[[Axes], None]:
 def mtl_panel(axes: Axes) -> None:
     """How far the models are from their mean."""
 
-    def far(run: Run, _: Any) -> np.ndarray:
+    def far(run: Simulation, _: Any) -> np.ndarray:
         models = clients_of(run).model
         return distance(models, tree.map(lambda x: x.mean(0), models))
 
@@ -838,7 +842,7 @@ def apfl_panel(axes: Axes) -> None:
 
 
 def fedala_panel(axes: Axes) -> None:
-    def blends(run: Run) -> np.ndarray:
+    def blends(run: Simulation) -> np.ndarray:
         return torch.cat([x.flatten() for x in clients_of(run).blend.values()]).numpy()
 
     values = at_end("fedala", blends)
@@ -881,10 +885,10 @@ def parts_diagram(axes: Axes) -> None:
 
 def parts_panel(axes: Axes) -> None:
     """The same host with each part."""
-    names = ["fedavg", *[f"fedavg+{part}" for part in PARTS]]
+    names = ["fedavg", *[f"fedavg+{part}" for part in ADDONS]]
     values = [at_end(spec, lambda run: float(accuracies(run).mean())) for spec in names]
     at = np.arange(len(names))[::-1]
-    axes.barh(at, values, color=[GREY, *[BLUE] * len(PARTS)], height=0.7)
+    axes.barh(at, values, color=[GREY, *[BLUE] * len(ADDONS)], height=0.7)
     for y, value in zip(at, values, strict=True):
         axes.text(value + 1, y, f"{value:.0f}", va="center", fontsize=8)
     axes.set_yticks(at, names)

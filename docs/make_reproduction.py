@@ -17,10 +17,11 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from plures import reproduce
-from plures.comparison import compare
 from plures.errors import RunFailed
-from plures.run import Result, Watcher
+from plures.runs.callbacks import Callback
+from plures.runs.loop import Result
+from plures.studies import reproduce
+from plures.studies.compare import compare
 
 HERE = Path(__file__).parent
 RECORDS = HERE / "reproduction"
@@ -69,7 +70,7 @@ def run(
         record.get("failed", {}).pop(named[spelled], None)
         try:
             one = ask._replace(methods=[spelled])
-            compare(one, cache / f"{name}-{scale}", lambda line: None, lambda method, seed, folder: Watcher(), done)
+            compare(one, cache / f"{name}-{scale}", lambda line: None, lambda method, seed, folder: Callback(), done)
         except RunFailed as error:
             record.setdefault("failed", {})[named[spelled]] = str(error).partition("; the state after")[0]
             save()

@@ -7,13 +7,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from plures import datasets, partition
-from plures.choose import choose
-from plures.config import make_config
-from plures.execute import Population
-from plures.fit import Solver
-from plures.run import Run, Scene, made_known
-from plures.task import Task, build
+from plures.data import partition, sources
+from plures.data.population import Population
+from plures.learn.solver import Solver
+from plures.learn.task import Task, build
+from plures.methods.spec import make_method
+from plures.runs.config import make_config
+from plures.runs.scene import Scene, announce
+from plures.runs.simulation import Simulation
+from plures.simulate.workers import one_thread
 
 # Training rows of the clients: one row, fewer than a batch, one class, and some more. None makes a
 # batch of two: BatchNorm turns two rows into plus and minus one, and enlarges rounding without bound.
@@ -64,7 +66,7 @@ MODELS = {"mlp": TinyMlp, "norm": TinyNorm, "harsh": HarshNorm}
 
 def small_split(sizes: tuple[int, ...] = SIZES) -> partition.Split:
     """Disjoint rows of digits; the client with 13 rows has one class only."""
-    data = datasets.load("digits")
+    data = sources.load("digits")
     rng = np.random.default_rng(1)
     free = rng.permutation(len(data.y))
     train, test = [], []
@@ -79,8 +81,8 @@ def small_split(sizes: tuple[int, ...] = SIZES) -> partition.Split:
 
 @lru_cache
 def task_of(model: str, seed: int) -> Task:
-    """One task for all tests, so that its steps are traced once."""
-    data = datasets.load("digits")
+    """One task for all tests, so that its steps are compiled once."""
+    data = sources.load("digits")
     x = torch.from_numpy(data.x).to(torch.float64 if model == "harsh" else torch.float32)
     return build(lambda: MODELS[model](tuple(x.shape[1:]), 10), x[0], 10, seed)
 
@@ -88,25 +90,27 @@ def task_of(model: str, seed: int) -> Task:
 def scene_of(method: str = "fedavg", model: str = "mlp", split: partition.Split | None = None, **options) -> Scene:
     """A scene with one of the tiny models."""
     config = make_config({"method": method, "batch": 5, "lr": 0.1, "rounds": 3, **options})
-    data = datasets.load("digits")
+    data = sources.load("digits")
     split = split or small_split()
     task = task_of(model, config.seed)
     x, y = torch.from_numpy(data.x).to(task.example.dtype), torch.from_numpy(data.y)
     population = Population(x, y, split.train, split.test, 10, config.seed, task.smallest_batch)
     config = config.model_copy(update={"clients": len(split.train)})
-    chosen = choose(method, config.settings, config.solver())
-    return Scene(config, *made_known(config, chosen, task, population), split)
+    chosen = make_method(method, config.settings, config.solver())
+    return Scene(config, *announce(config, chosen, task, population), split)
 
 
-def run_of(method: str = "fedavg", model: str = "mlp", folder: Path | None = None, **options) -> Run:
-    return Run(scene_of(method, model, **options), folder, lambda line: None)
+def run_of(method: str = "fedavg", model: str = "mlp", folder: Path | None = None, **options) -> Simulation:
+    """A simulation with one of the tiny models, before its first round."""
+    return Simulation(scene_of(method, model, **options), folder, lambda line: None)
 
 
-def played(run: Run, n_rounds: int) -> Run:
+def played(run: Simulation, n_rounds: int) -> Simulation:
     """The run after some rounds, closed; its state can still be looked at."""
     try:
-        for _ in range(n_rounds):
-            run.play_round()
+        with one_thread():
+            for _ in range(n_rounds):
+                run.play_round()
     finally:
         run.close()
     return run

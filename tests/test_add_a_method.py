@@ -34,7 +34,7 @@ def test_method_added_as_the_docs_say_runs(page, tmp_path):
     text = table.read_text()
     text = text.replace("from .local import Local\n", "from .fedhalf import FedHalf\nfrom .local import Local\n")
     table.write_text(text.replace('    "local": Local,\n', f'    "local": Local,\n{line}'))
-    command = [sys.executable, "-c", "import sys; from plures.cli import call; sys.exit(call(sys.argv[1:]))"]
+    command = [sys.executable, "-c", "import sys; from plures.cli.main import call; sys.exit(call(sys.argv[1:]))"]
     options = ["run", "fedhalf", "--set", "share=0.25", "--clients", "4", "--rounds", "2", "--json", "--workers", "2"]
     done = subprocess.run(command + options, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

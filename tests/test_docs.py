@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from plures.choose import choose
-from plures.config import make_config
-from plures.fit import Solver
-from plures.methods import METHODS
-from plures.parts import PARTS
+from plures.learn.solver import Solver
+from plures.methods import ADDONS, METHODS
+from plures.methods.spec import make_method
+from plures.runs.config import make_config
 
 ROOT = Path(__file__).parent.parent
 PAGES = ROOT / "docs" / "methods"
@@ -81,7 +80,7 @@ def test_the_index_has_every_method_once_in_the_order_of_the_code(script):
         assert script.idea_of(name) in row
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", ADDONS)
 def test_every_part_has_its_heading_and_its_settings(part, script):
     page = read("parts")
     assert f"\n## {part}\n" in page
@@ -125,5 +124,5 @@ def test_the_command_to_try_is_one_that_there_is(name):
     keys, values = options[::2], options[1::2]
     make_config({key[2:].replace("-", "_"): value for key, value in zip(keys, values, strict=True)})
     for spec in specs:
-        choose(spec, {}, Solver())
+        make_method(spec, {}, Solver())
     assert name == "parts" or any(re.split(r"[:+]", spec)[0] == name for spec in specs)

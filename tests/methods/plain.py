@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from plures import tree
-from plures.fit import Solver
-from plures.shard import Shard, batches_an_epoch, plan
-from plures.task import Task, build
+from plures.data.batches import batches_per_epoch, plan_batches
+from plures.data.shard import Shard
+from plures.learn.solver import Solver
+from plures.learn.task import Task, build
 from tests.small import shard_of
 
 N_CLASSES = 3
@@ -91,8 +92,8 @@ def moved(params: dict[str, Tensor], seed: int, by: float = 0.5) -> dict[str, Te
 def batches(shard: Shard, epochs: int = 1, steps: int | None = None, batch: int = BATCH):
     """x and y of every step, in the order in which the client meets them."""
     sizes, smallest = shard.size.reshape(1).numpy(), int(shard.smallest)
-    n_steps = np.array([steps]) if steps is not None else epochs * batches_an_epoch(sizes, batch, smallest)
-    made = plan(shard.rows[None].numpy(), sizes, shard.key[None].numpy(), n_steps, batch, smallest, True)
+    n_steps = np.array([steps]) if steps is not None else epochs * batches_per_epoch(sizes, batch, smallest)
+    made = plan_batches(shard.rows[None].numpy(), sizes, shard.key[None].numpy(), n_steps, batch, smallest, True)
     for rows, mask in zip(made.rows, made.mask, strict=True):
         here = rows[mask.bool()]
         yield shard.x[here], shard.y[here]

@@ -4,15 +4,13 @@ from torch.distributions import Normal, kl_divergence
 from torch.nn import functional as F
 
 from plures import seeds, tree
-from plures.descent import TINY
-from plures.meta import meta_slopes
-from plures.method import Each, Federation, Same
+from plures.data.batches import Batch, plan_batches
+from plures.learn.optimizers import TINY
 from plures.methods.afml import Afml, AfmlServer, divergence
-from plures.shard import plan
-from plures.task import Batch
-from tests.small import SIZES, played, run_of
-
-from .plain import (
+from plures.methods.base import Federation
+from plures.methods.ingredients.meta import meta_gradients
+from plures.methods.messages import Each, Same
+from tests.methods.plain import (
     LR,
     Dense,
     Normed,
@@ -28,6 +26,7 @@ from .plain import (
     statistics,
     task_of,
 )
+from tests.small import SIZES, played, run_of
 
 HEAD = ("head.weight", "head.bias")
 
@@ -65,21 +64,21 @@ def leaves_of(params):
 
 def adapted(p, x, y, lr, create_graph=True):
     """The head after one step on these rows, in the graph of where it began."""
-    slopes = torch.autograd.grad(
+    gradients = torch.autograd.grad(
         F.cross_entropy(plain_logits(p, x), y), [p[n] for n in HEAD], create_graph=create_graph
     )
-    return p | {name: p[name] - lr * g for name, g in zip(HEAD, slopes, strict=True)}
+    return p | {name: p[name] - lr * g for name, g in zip(HEAD, gradients, strict=True)}
 
 
-def papers_slopes(model, support, query, lr, first_order=False):
-    """Slopes of the query loss of the adapted head with respect to everything, by autograd through the step."""
+def papers_gradients(model, support, query, lr, first_order=False):
+    """Gradients of the query loss of the adapted head with respect to everything, by autograd through the step."""
     p = leaves_of(model)
     after = adapted(p, *support, lr, not first_order)
     x, y = query
     return dict(zip(p, torch.autograd.grad(F.cross_entropy(plain_logits(after, x), y), list(p.values())), strict=True))
 
 
-# Slopes through a step of adaptation
+# Gradients through a step of adaptation
 
 
 def inner(fast, slow, batch):
@@ -93,26 +92,26 @@ def split_model(model):
 
 @pytest.mark.parametrize("first_order", [False, True])
 @pytest.mark.parametrize("n", [17, 150])
-def test_meta_slopes_are_those_of_autograd_through_the_step(first_order, n):
+def test_meta_gradients_are_those_of_autograd_through_the_step(first_order, n):
     """Also of more rows than a pass holds, with a last pass of fewer."""
     task = task_of(Dense)
     fast, slow = split_model(moved(task.initial, 1))
     support, query = shard_for(task, n=n), shard_for(task, n=n + 2, seed=1)
-    found = meta_slopes(inner, inner, fast, slow, support, query, 0.5, first_order)
-    expected = papers_slopes(fast | slow, rows_of(support), rows_of(query), 0.5, first_order)
+    found = meta_gradients(inner, inner, fast, slow, support, query, 0.5, first_order)
+    expected = papers_gradients(fast | slow, rows_of(support), rows_of(query), 0.5, first_order)
     assert_close(found.fast | found.slow, {name: expected[name] for name in (*fast, *slow)})
 
 
-def test_second_order_slopes_are_not_first_order_ones():
+def test_second_order_gradients_are_not_first_order_ones():
     task = task_of(Dense)
     fast, slow = split_model(moved(task.initial, 1))
     support, query = shard_for(task), shard_for(task, seed=1)
-    one, other = (meta_slopes(inner, inner, fast, slow, support, query, 0.5, flag) for flag in (False, True))
+    one, other = (meta_gradients(inner, inner, fast, slow, support, query, 0.5, flag) for flag in (False, True))
     assert differs(one.fast, other.fast) and differs(one.slow, other.slow)
     assert_same(one.adapted, other.adapted)
 
 
-def test_first_and_second_order_slopes_coincide_for_a_linear_loss():
+def test_first_and_second_order_gradients_coincide_for_a_linear_loss():
     """Linear in what adapts, with a coefficient that the slow part does not enter."""
     task = task_of(Dense)
     fast, slow = split_model(moved(task.initial, 1))
@@ -121,17 +120,17 @@ def test_first_and_second_order_slopes_coincide_for_a_linear_loss():
     def linear(fast, slow, batch):
         return (fast["head.weight"][:, :4] * batch.x.mean(0)).sum() + 3 * fast["head.bias"].sum()
 
-    one, other = (meta_slopes(linear, inner, fast, slow, support, query, 0.5, flag) for flag in (False, True))
+    one, other = (meta_gradients(linear, inner, fast, slow, support, query, 0.5, flag) for flag in (False, True))
     assert_same(one.fast, other.fast)
     assert_same(one.slow, other.slow)
     assert differs(one.adapted, fast)
 
 
-def test_meta_slopes_report_the_adapted_part_and_its_loss_on_the_query_rows():
+def test_meta_gradients_report_the_adapted_part_and_its_loss_on_the_query_rows():
     task = task_of(Dense)
     fast, slow = split_model(moved(task.initial, 1))
     support, query = shard_for(task, n=70), shard_for(task, n=80, seed=1)
-    found = meta_slopes(inner, inner, fast, slow, support, query, 0.5, False)
+    found = meta_gradients(inner, inner, fast, slow, support, query, 0.5, False)
     after = adapted(leaves_of(fast | slow), *rows_of(support), 0.5)
     assert_close(found.adapted, {name: after[name].detach() for name in HEAD})
     x, y = rows_of(query)
@@ -142,23 +141,23 @@ def test_meta_slopes_report_the_adapted_part_and_its_loss_on_the_query_rows():
 
 
 @pytest.mark.parametrize("first_order", [False, True])
-def test_without_trade_off_a_client_returns_the_slopes_of_head_only_maml(first_order):
+def test_without_trade_off_a_client_returns_the_gradients_of_head_only_maml(first_order):
     task = task_of(Dense)
     model, shard = moved(task.initial, 1), shard_for(task)
     method = afml_of(alpha=0.0, first_order=first_order)
     _, upload, _ = method.train(task, message_of(model), (), shard)
     support, query = (rows_of(part) for part in shard.split(0.8, "support"))
-    assert_close(upload["slopes"], papers_slopes(model, support, query, 0.5, first_order))
+    assert_close(upload["gradients"], papers_gradients(model, support, query, 0.5, first_order))
 
 
-def test_with_inner_rate_zero_a_client_returns_plain_slopes_on_its_query_rows():
+def test_with_inner_rate_zero_a_client_returns_plain_gradients_on_its_query_rows():
     task = task_of(Dense)
     model, shard = moved(task.initial, 1), shard_for(task)
     _, upload, _ = afml_of(alpha=0.0, inner_lr=0.0).train(task, message_of(model), (), shard)
     module = module_of(Dense, model)
     x, y = rows_of(shard.split(0.8, "support")[1])
     F.cross_entropy(module(x), y).backward()
-    assert_close(upload["slopes"], {name: p.grad for name, p in module.named_parameters()})
+    assert_close(upload["gradients"], {name: p.grad for name, p in module.named_parameters()})
 
 
 @pytest.mark.parametrize(("share", "n_support"), [(0.8, 13), (0.2, 3)])
@@ -173,14 +172,14 @@ def test_a_client_with_one_row_has_it_on_both_sides():
     task = task_of(Dense)
     model, shard = moved(task.initial, 1), shard_for(task, n=1)
     _, upload, _ = afml_of(alpha=0.0).train(task, message_of(model), (), shard)
-    assert_close(upload["slopes"], papers_slopes(model, rows_of(shard), rows_of(shard), 0.5))
+    assert_close(upload["gradients"], papers_gradients(model, rows_of(shard), rows_of(shard), 0.5))
 
 
 def query_key(shard):
     """The key of the only batch of the query rows."""
     _, query = shard.split(0.8, "support")
     rows, sizes = query.rows[None].numpy(), query.size[None].numpy()
-    return plan(rows, sizes, query.key[None].numpy(), 1 + 0 * sizes, 64, 1, False).keys[0]
+    return plan_batches(rows, sizes, query.key[None].numpy(), 1 + 0 * sizes, 64, 1, False).keys[0]
 
 
 def papers_trade_off(p, latent, x, y, noise):
@@ -193,7 +192,7 @@ def papers_trade_off(p, latent, x, y, noise):
 
 
 @pytest.mark.parametrize("latent", ["vib", "unit"])
-def test_client_returns_the_slopes_of_the_papers_total_loss(latent):
+def test_client_returns_the_gradients_of_the_papers_total_loss(latent):
     """Of the encoder and the variances from all three terms, of the head from the adapted loss alone."""
     task = task_of(Dense)
     model, shard = moved(task.initial, 1), shard_for(task)
@@ -206,11 +205,11 @@ def test_client_returns_the_slopes_of_the_papers_total_loss(latent):
     after = adapted(p, *support, 0.5)
     sent = p | {name: p[name].detach() for name in HEAD}
     total = F.cross_entropy(plain_logits(after, x), y) + 0.3 * sum(papers_trade_off(sent, variances, x, y, noise))
-    slopes = dict(zip((*p, *variances), torch.autograd.grad(total, [*p.values(), *variances.values()]), strict=True))
-    assert_close(upload["slopes"], {name: slopes[name] for name in model})
-    assert list(upload["latent_slopes"]) == list(layer)
+    gradients = dict(zip((*p, *variances), torch.autograd.grad(total, [*p.values(), *variances.values()]), strict=True))
+    assert_close(upload["gradients"], {name: gradients[name] for name in model})
+    assert list(upload["latent_gradients"]) == list(layer)
     for name in layer:
-        torch.testing.assert_close(upload["latent_slopes"][name], slopes[name])
+        torch.testing.assert_close(upload["latent_gradients"][name], gradients[name])
 
 
 @pytest.mark.parametrize("latent", ["vib", "unit"])
@@ -327,27 +326,29 @@ def test_divergence_is_that_of_normal_distributions():
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.7])
-def test_slopes_of_means_and_deviations_are_those_of_autograd_through_the_draw(beta):
-    """The server has the slope at the drawn weights and the draw: by the chain rule, all that autograd would use."""
+def test_gradients_of_means_and_deviations_are_those_of_autograd_through_the_draw(beta):
+    """The server has the gradient at the drawn weights and the draw: by the chain rule, all that autograd would use."""
     task, method = task_of(Dense), afml_of(sigma=0.5, beta=beta)
     server = server_of(task, method)
     noise = noise_of(task, method, server)
-    slopes = moved(tree.zeros_like(server.model), 9)
-    model, spread = method.server_slopes(server, slopes)
+    gradients = moved(tree.zeros_like(server.model), 9)
+    model, spread = method.server_gradients(server, gradients)
 
     p, s = leaves_of(server.model), leaves_of(server.spread)
     drawn = p | {name: p[name] + F.softplus(s[name]) * e for name, e in noise.items()}
-    loss = sum((slopes[name] * x).sum() for name, x in drawn.items())  # its slope at the drawn weights is as given
+    loss = sum(
+        (gradients[name] * x).sum() for name, x in drawn.items()
+    )  # its gradient at the drawn weights is as given
     each = [kl_divergence(Normal(p[n], F.softplus(s[n])), Normal(0.0, 1.0)).sum() for n in noise]
     expected = torch.autograd.grad(loss + beta * sum(each), [*p.values(), *s.values()])
     assert_close(model, dict(zip(p, expected[: len(p)], strict=True)))
     assert_close(spread, dict(zip(s, expected[len(p) :], strict=True)))
 
 
-def test_divergence_slopes_are_those_of_autograd():
+def test_divergence_gradients_are_those_of_autograd():
     task, method = task_of(Dense), afml_of(sigma=0.5, beta=1.0)
     server = server_of(task, method)
-    model, spread = method.server_slopes(server, tree.zeros_like(server.model))
+    model, spread = method.server_gradients(server, tree.zeros_like(server.model))
     p, s = leaves_of(server.model), leaves_of(server.spread)
     loss = divergence([p["hidden.weight"]], [F.softplus(s["hidden.weight"])])
     mean, deviation = torch.autograd.grad(loss, [p["hidden.weight"], s["hidden.weight"]])
@@ -360,18 +361,18 @@ def test_divergence_slopes_are_those_of_autograd():
 
 
 def uploads_of(task, layer, seeds_):
-    each = [{"slopes": moved(tree.zeros_like(task.initial), s), "latent_slopes": latent_of(s)} for s in seeds_]
-    return tree.stack(each if layer else [e | {"latent_slopes": {}} for e in each])
+    each = [{"gradients": moved(tree.zeros_like(task.initial), s), "latent_gradients": latent_of(s)} for s in seeds_]
+    return tree.stack(each if layer else [e | {"latent_gradients": {}} for e in each])
 
 
 @pytest.mark.parametrize("latent", ["vib", "unit"])
-def test_server_steps_down_the_uniform_mean_of_slopes_with_the_draw_that_it_sent(latent):
+def test_server_steps_down_the_uniform_mean_of_gradients_with_the_draw_that_it_sent(latent):
     task, method = task_of(Dense), afml_of(sigma=0.5, beta=0.7, latent=latent)
     server = server_of(task, method, round=6)
     noise = noise_of(task, method, server)
     uploads = uploads_of(task, latent == "vib", (1, 2))
     merged = method.merge(task, server, torch.tensor([0, 2]), uploads, torch.tensor([9, 1]))
-    mean = {name: (x[0] + x[1]) / 2 for name, x in uploads["slopes"].items()}
+    mean = {name: (x[0] + x[1]) / 2 for name, x in uploads["gradients"].items()}
 
     deviation = F.softplus(server.spread["hidden.weight"])
     model = {name: x - 0.25 * mean[name] for name, x in server.model.items()}
@@ -381,7 +382,7 @@ def test_server_steps_down_the_uniform_mean_of_slopes_with_the_draw_that_it_sent
     assert_close(merged.model, model)
     assert_close(merged.spread, {"hidden.weight": server.spread["hidden.weight"] - 0.25 * by_deviation * chain})
     assert int(merged.round) == 7 and torch.equal(merged.key, server.key)
-    expected = {name: x - 0.25 * uploads["latent_slopes"][name].mean(0) for name, x in server.latent.items()}
+    expected = {name: x - 0.25 * uploads["latent_gradients"][name].mean(0) for name, x in server.latent.items()}
     assert_close(merged.latent, expected)
     assert bool(expected) == (latent == "vib")
 
@@ -395,12 +396,12 @@ def test_server_may_step_with_adam():
         uploads = uploads_of(task, False, (3 * round, 3 * round + 1))
         server = method.merge(task, server, torch.tensor([0, 2]), uploads, torch.tensor([9, 1]))
         for name, x in p.items():
-            x.grad = uploads["slopes"][name].mean(0)
+            x.grad = uploads["gradients"][name].mean(0)
         solver.step()
     assert_close(server.model, {name: x.detach() for name, x in p.items()})
 
 
-def test_without_trade_off_and_deviation_rounds_are_head_only_maml_with_mean_slopes():
+def test_without_trade_off_and_deviation_rounds_are_head_only_maml_with_mean_gradients():
     task = task_of(Dense)
     method = afml_of(alpha=0.0, beta=0.0, sigma=0.0)
     server = method.init_server(task, task.initial, federation_of())
@@ -413,7 +414,7 @@ def test_without_trade_off_and_deviation_rounds_are_head_only_maml_with_mean_slo
         each = []
         for shard in shards:
             support, query = (rows_of(part) for part in shard.split(0.8, "support"))
-            each.append(papers_slopes(model, support, query, 0.5))
+            each.append(papers_gradients(model, support, query, 0.5))
         model = {name: x - 0.25 * (each[0][name] + each[1][name]) / 2 for name, x in model.items()}
     assert_close(server.model, model)
 

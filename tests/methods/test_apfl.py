@@ -3,11 +3,9 @@ import torch
 from torch.nn import functional as F
 
 from plures import tree
+from plures.methods.addons.prox import Prox
 from plures.methods.apfl import APFL, APFLClient, mixture
-from plures.parts.prox import Prox
-from tests.small import SIZES, played, run_of
-
-from .plain import (
+from tests.methods.plain import (
     LR,
     Bowl,
     Dense,
@@ -25,6 +23,7 @@ from .plain import (
     statistics,
     task_of,
 )
+from tests.small import SIZES, played, run_of
 
 EVERYONE = torch.arange(len(SIZES))
 
@@ -37,7 +36,7 @@ def client_of(own, shared, alpha: float) -> APFLClient:
     return APFLClient(own, shared, torch.tensor(alpha))
 
 
-def slopes(make, params, x, y):
+def gradients(make, params, x, y):
     """Of a plain module; and the module after the pass."""
     module = module_of(make, params)
     F.cross_entropy(module(x), y).backward()
@@ -49,14 +48,14 @@ def mixed(v, w, alpha):
 
 
 def by_hand(make, v, w, steps, alpha):
-    """Both step from their values before the step; v by alpha times the slope at the mixture.
+    """Both step from their values before the step; v by alpha times the gradient at the mixture.
 
     Statistics of v take alpha of the step that those of the mixture would.
     """
     for x, y in steps:
         middle = mixed(v, w, alpha)
-        at_w, new_w = slopes(make, w, x, y)
-        at_middle, new_middle = slopes(make, middle, x, y)
+        at_w, new_w = gradients(make, w, x, y)
+        at_middle, new_middle = gradients(make, middle, x, y)
         v = {
             name: p - LR * alpha * at_middle[name]
             if name in at_middle
@@ -118,8 +117,8 @@ def test_slope_of_alpha_is_the_product_of_the_slope_at_the_mixture_with_the_diff
     method = apfl_of(adaptive=True, alpha_lr=0.25, epochs=2, momentum=0.5, weight_decay=0.1)
     client, _, _ = method.train(task, received, client_of(own, received, 0.5), shard)
     x, y = next(batches(shard))
-    slope, _ = slopes(make, mixed(own, received, 0.5), x, y)
-    product = sum(((own[name] - received[name]) * g).sum() for name, g in slope.items())
+    gradient, _ = gradients(make, mixed(own, received, 0.5), x, y)
+    product = sum(((own[name] - received[name]) * g).sum() for name, g in gradient.items())
     assert float(client.alpha) == pytest.approx(0.5 - 0.25 * float(product), abs=1e-6)
     assert abs(float(product)) > 0.05
 
@@ -143,7 +142,7 @@ def test_alpha_stays_between_zero_and_one(own, shared, expected):
 
 
 def test_steps_on_a_bowl_are_those_worked_by_hand():
-    """v = 4, w = 0, centre 1, alpha 0.5, lr 0.5: the mixture is 2, its slope 1; v = 4 - 0.5 * 0.5 = 3.75, w = 0.5."""
+    """v = 4, w = 0, centre 1, alpha 0.5, lr 0.5: the mixture is 2, its gradient 1; v = 4 - 0.5 * 0.5 = 3.75, w = 0.5."""
     client = client_of({"w": torch.tensor([4.0])}, {"w": torch.zeros(1)}, 0.5)
     client, upload, _ = apfl_of(0.5, lr=0.5).train(Bowl(), {"w": torch.zeros(1)}, client, bowl_at(1.0))
     assert (float(client.own["w"]), float(upload["w"])) == (3.75, 0.5)

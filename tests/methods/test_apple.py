@@ -6,11 +6,9 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from plures import tree
-from plures.method import Federation, Schedule
 from plures.methods.apple import Apple, AppleClient, AppleServer
-from tests.small import SIZES, played, run_of
-
-from .plain import (
+from plures.methods.base import Federation, Schedule
+from tests.methods.plain import (
     LR,
     Dense,
     Normed,
@@ -25,6 +23,7 @@ from .plain import (
     task_of,
     trained,
 )
+from tests.small import SIZES, played, run_of
 
 EVERYONE = torch.arange(len(SIZES))
 SIZES_OF_FOUR = (10, 20, 30, 40)
@@ -48,7 +47,7 @@ def client_of(core, weights=(0.0, 0.0, 0.0, 0.0), rounds: int = 1) -> AppleClien
 
 
 def by_hand(make, cores, p, steps, rates, start, pull, whose=(0, 2, 3), me=1, momentum=0.0):
-    """SGD on the own core and the weights, with a rate for each, on the sum of cores; autograd finds the slopes."""
+    """SGD on the own core and the weights, with a rate for each, on the sum of cores; autograd finds the gradients."""
     module = make().double()
     others = {name: x[list(whose)] for name, x in cores.items()}
     core = {name: x[me].clone().requires_grad_("running" not in name) for name, x in cores.items()}
@@ -89,8 +88,8 @@ def test_with_equal_shares_that_are_not_learned_the_model_is_the_mean_of_cores()
     assert_close(client.model, tree.map(lambda x: x.mean(0), new))
     assert client.weights.tolist() == [0.25] * 4
     begun = trained(Dense, tree.map(lambda x: x.mean(0), cores), list(batches(shard))[:1])
-    slope = {name: (x.mean(0) - begun[name]) / LR for name, x in cores.items()}
-    assert_close(upload["core"], {name: x[1] - LR * slope[name] / 4 for name, x in cores.items()})
+    gradient = {name: (x.mean(0) - begun[name]) / LR for name, x in cores.items()}
+    assert_close(upload["core"], {name: x[1] - LR * gradient[name] / 4 for name, x in cores.items()})
 
 
 @pytest.mark.parametrize("make", [Dense, Normed])
@@ -112,7 +111,7 @@ def test_core_and_weights_equal_torch_optim_and_autograd(make, momentum):
 
 
 def test_slope_of_a_weight_is_the_product_of_the_models_slope_with_its_core():
-    """One step: p_j falls by weights_lr * <slope at the sum, core_j>."""
+    """One step: p_j falls by weights_lr * <gradient at the sum, core_j>."""
     task = task_of(Dense)
     cores, shard = cores_of(task), shard_for(task)
     weights = torch.tensor([0.2, 0.5, -0.1, 0.3])
@@ -120,8 +119,8 @@ def test_slope_of_a_weight_is_the_product_of_the_models_slope_with_its_core():
     client, _, _ = method.train(task, received_of(cores, (0, 2, 3)), client_of(tree.row(cores, 1), weights), shard)
     summed = {name: torch.tensordot(weights.double(), x, 1) for name, x in cores.items()}
     after = trained(Dense, summed, list(batches(shard))[:1])
-    slope = {name: (summed[name] - after[name]) / LR for name in summed}
-    product = torch.stack([sum((slope[name] * x[j]).sum() for name, x in cores.items()) for j in range(4)])
+    gradient = {name: (summed[name] - after[name]) / LR for name in summed}
+    product = torch.stack([sum((gradient[name] * x[j]).sum() for name, x in cores.items()) for j in range(4)])
     torch.testing.assert_close((weights - client.weights).double() / 0.01, product, rtol=1e-3, atol=1e-3)
     assert float(product.abs().min()) > 0.05
 

@@ -2,10 +2,8 @@ import pytest
 import torch
 
 from plures.methods.ditto import Ditto, DittoClient
-from plures.run import cohort
-from tests.small import SIZES, played, run_of, small_split
-
-from .plain import (
+from plures.simulate.sampling import draw_cohort
+from tests.methods.plain import (
     Bowl,
     Dense,
     Normed,
@@ -21,6 +19,7 @@ from .plain import (
     task_of,
     trained,
 )
+from tests.small import SIZES, played, run_of, small_split
 
 EVERYONE = torch.arange(len(SIZES))
 
@@ -111,7 +110,7 @@ def test_ditto_own_model_of_a_client_that_sits_out_stays_as_it_was():
         for _ in range(2):
             run.play_round()
         before = [run.personal_model(client) for client in range(len(SIZES))]
-        chosen = cohort(run.scene.config, run.eligible, run.round, "drawn")
+        chosen = draw_cohort(run.scene.config, run.eligible, run.round, "drawn")
         run.play_round()
         after = [run.personal_model(client) for client in range(len(SIZES))]
     finally:

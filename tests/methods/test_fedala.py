@@ -6,19 +6,18 @@ from torch.nn import functional as F
 
 from plures import tree
 from plures.errors import UsageError
-from plures.fit import Plateau, fit
+from plures.learn.fit import fit
+from plures.learn.solver import Plateau
+from plures.methods.addons.ala import Ala, AlaClient
+from plures.methods.addons.c import C
+from plures.methods.addons.prox import Prox
 from plures.methods.ditto import Ditto, DittoClient
 from plures.methods.fedala import fedala
 from plures.methods.fedavg import FedAvg, FedAvgClient
 from plures.methods.fedrep import FedRep, FedRepClient
 from plures.methods.local import Local
-from plures.parts.ala import Ala, AlaClient
-from plures.parts.c import C
-from plures.parts.prox import Prox
-from plures.run import cohort
-from tests.small import SIZES, played, run_of, shard_of, small_split
-
-from .plain import (
+from plures.simulate.sampling import draw_cohort
+from tests.methods.plain import (
     BATCH,
     Bowl,
     Dense,
@@ -35,6 +34,7 @@ from .plain import (
     task_of,
     trained,
 )
+from tests.small import SIZES, played, run_of, shard_of, small_split
 
 NOTHING = FedAvgClient({})
 EVERYONE = torch.arange(len(SIZES))
@@ -71,15 +71,15 @@ def steps_of(shard, epochs=1, share=1.0, batch=BATCH):
 
 
 def papers_blend(make, received, own, blend, steps, eta):
-    """W <- clip(W - eta (received - own) * slope of the loss at the blended model, 0, 1), batch by batch."""
+    """W <- clip(W - eta (received - own) * gradient of the loss at the blended model, 0, 1), batch by batch."""
     blend, losses = dict(blend), []
     for x, y in steps:
         module = module_of(make, mixed(received, own, blend))
         loss = F.cross_entropy(module(x), y)
         loss.backward()
-        slopes = {name: p.grad for name, p in module.named_parameters()}
+        gradients = {name: p.grad for name, p in module.named_parameters()}
         for name in blend:
-            blend[name] = (blend[name] - eta * (received[name] - own[name]) * slopes[name]).clamp(0, 1)
+            blend[name] = (blend[name] - eta * (received[name] - own[name]) * gradients[name]).clamp(0, 1)
         losses.append(float(loss.detach()))
     return blend, losses
 
@@ -239,7 +239,7 @@ def test_fedala_counts_the_rounds_that_a_client_took_part_in():
     run = played(run_of("fedala", participation=0.5, executor="one_by_one", settings={"cap": 2}), 3)
     times = [0] * len(SIZES)
     for round in range(3):
-        for client in cohort(run.scene.config, run.eligible, round, "drawn"):
+        for client in draw_cohort(run.scene.config, run.eligible, round, "drawn"):
             times[client] += 1
     assert run.store.rows(EVERYONE).rounds.tolist() == times and len(set(times)) > 1
 
@@ -461,7 +461,7 @@ def test_fedala_blends_with_the_stale_model_of_a_client_that_sat_out():
     try:
         run.play_round()
         run.play_round()
-        chosen = cohort(run.scene.config, run.eligible, run.round, "drawn")
+        chosen = draw_cohort(run.scene.config, run.eligible, run.round, "drawn")
         sat_out = next(i for i in range(len(SIZES)) if i not in chosen and run.store.written[i])
         before = tree.row(run.store.rows(torch.tensor([sat_out])), 0)
         run.play_round()

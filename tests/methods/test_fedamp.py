@@ -5,14 +5,12 @@ import torch
 
 from plures import tree
 from plures.errors import UsageError
-from plures.method import Federation, Worn
+from plures.methods.addons.feddyn import FedDyn
+from plures.methods.addons.prox import Prox
+from plures.methods.addons.scaffold import Scaffold
+from plures.methods.base import AddonTerms, Federation
 from plures.methods.fedamp import FedAMP, FedAMPClient, FedAMPServer
-from plures.parts.feddyn import FedDyn
-from plures.parts.prox import Prox
-from plures.parts.scaffold import Scaffold
-from tests.small import SIZES, played, run_of, small_split
-
-from .plain import (
+from tests.methods.plain import (
     Bowl,
     Dense,
     Normed,
@@ -28,6 +26,7 @@ from .plain import (
     task_of,
     trained,
 )
+from tests.small import SIZES, played, run_of, small_split
 
 EVERYONE = torch.arange(len(SIZES))
 
@@ -131,17 +130,17 @@ def test_a_client_equals_torch_optim_held_near_the_mixture(make, start):
 
 
 def test_the_pull_is_live_and_on_the_square_of_the_distance():
-    """The minimum of (w - 5)^2/2 + 3/2 (w - 1)^2 is (5 + 3) / 4; public code has pulls without effect."""
+    """The minimum of (w - 5)^2/2 + 3/2 (w - 1)^2 is (5 + 3) / 4; public code has penalties without effect."""
     client = FedAMPClient({"w": torch.zeros(1)})
     _, upload, _ = amp_of(3.0, lr=0.2, steps=60).train(Bowl(), {"w": torch.ones(1)}, client, bowl_at(5.0))
     torch.testing.assert_close(upload["w"], torch.tensor([2.0]))
 
 
 def test_a_worn_start_comes_before_the_own_one_and_a_worn_pull_beside_the_own_pull():
-    """From 3 with centre 5, lr 0.5, anchor 1, pulls 1 and 2: 3 - 0.5 (-2 + 3 * 2)."""
+    """From 3 with centre 5, lr 0.5, anchor 1, penalties 1 and 2: 3 - 0.5 (-2 + 3 * 2)."""
     client, received = FedAMPClient({"w": torch.tensor([9.0])}), {"w": torch.ones(1)}
     method = Prox(host=amp_of(1.0, "own", lr=0.5, steps=1), mu=2.0)
-    for worn, start in ((Worn(start={"w": torch.tensor([3.0])}), 3), (Worn(), 9)):
+    for worn, start in ((AddonTerms(start={"w": torch.tensor([3.0])}), 3), (AddonTerms(), 9)):
         _, upload, _ = method.train(Bowl(), received, client, bowl_at(5.0), worn)
         assert float(upload["w"]) == start - 0.5 * (start - 5 + 3 * (start - 1))
 

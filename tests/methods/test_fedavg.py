@@ -2,12 +2,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from plures.execute import Population
+from plures.data.population import Population
 from plures.methods.fedavg import FedAvg, FedAvgClient
-from plures.run import cohort
-from tests.small import SIZES, TinyMlp, played, run_of, small_split
-
-from .plain import (
+from plures.simulate.sampling import draw_cohort
+from tests.methods.plain import (
     LR,
     Dense,
     Normed,
@@ -24,6 +22,7 @@ from .plain import (
     task_of,
     trained,
 )
+from tests.small import SIZES, TinyMlp, played, run_of, small_split
 
 
 def digits_mlp():
@@ -40,7 +39,7 @@ def slow_fedavg(run, n_rounds: int, weights=None, **options):
     scene = run.scene
     server = dict(scene.task.initial)
     for round in range(n_rounds):
-        ids = cohort(scene.config, run.eligible, round, "drawn")
+        ids = draw_cohort(scene.config, run.eligible, round, "drawn")
         sizes = [len(scene.population.train[i]) if weights is None else 1 for i in ids]
         models = []
         for client in ids:
@@ -176,7 +175,7 @@ def test_fedavg_with_pm_local_scores_the_model_of_the_last_round_that_a_client_t
     expected = {client: run.scene.task.initial for client in range(len(SIZES))}
     try:
         for round in range(3):
-            for client in cohort(run.scene.config, run.eligible, round, "drawn"):
+            for client in draw_cohort(run.scene.config, run.eligible, round, "drawn"):
                 shard = shard_of_client(run.scene.population, client, round)
                 expected[client] = trained(digits_mlp, run.server, batches(shard), lr=0.1)
             run.play_round()

@@ -3,16 +3,15 @@ import torch
 from torch import nn
 
 from plures import tree
-from plures.execute import one_by_one, train_function
-from plures.method import Same
+from plures.methods.addons.keep import KeepLocal, KeptClient
 from plures.methods.fedavg import FedAvg, FedAvgClient
 from plures.methods.fedbn import fedbn
 from plures.methods.local import Local
-from plures.parts.keep import KeepLocal, KeptClient
-from plures.run import cohort
-from tests.small import SIZES, played, run_of, small_split
-
-from .plain import (
+from plures.methods.messages import Same
+from plures.simulate.sampling import draw_cohort
+from plures.simulate.stacking import one_by_one
+from plures.simulate.work import train_function
+from tests.methods.plain import (
     Dense,
     Normed,
     assert_close,
@@ -26,6 +25,7 @@ from .plain import (
     task_of,
     trained,
 )
+from tests.small import SIZES, played, run_of, small_split
 
 EVERYONE = torch.arange(len(SIZES))
 NOTHING = FedAvgClient({})
@@ -123,7 +123,7 @@ def test_fedbn_keeps_weights_and_statistics_of_clients_that_sit_out():
     try:
         run.play_round()
         before = run.store.rows(EVERYONE).kept
-        chosen = cohort(run.scene.config, run.eligible, run.round, "drawn")
+        chosen = draw_cohort(run.scene.config, run.eligible, run.round, "drawn")
         run.play_round()
         after = run.store.rows(EVERYONE).kept
     finally:

@@ -3,15 +3,13 @@ import torch
 
 from plures import tree
 from plures.errors import UsageError
-from plures.method import Federation
+from plures.methods.addons.feddyn import FedDyn, FedDynClient, FedDynServer
+from plures.methods.addons.scaffold import Scaffold
+from plures.methods.base import Federation
 from plures.methods.fedavg import FedAvg, FedAvgClient
 from plures.methods.feddyn import feddyn
 from plures.methods.scaffold import scaffold
-from plures.parts.feddyn import FedDyn, FedDynClient, FedDynServer
-from plures.parts.scaffold import Scaffold
-from tests.small import SIZES, played, run_of, shard_of
-
-from .plain import (
+from tests.methods.plain import (
     Dense,
     Normed,
     assert_close,
@@ -25,6 +23,7 @@ from .plain import (
     task_of,
     trained,
 )
+from tests.small import SIZES, played, run_of, shard_of
 
 EVERYONE = torch.arange(len(SIZES))
 NOTHING = FedAvgClient({})
@@ -48,7 +47,7 @@ def regression(seed: int, n: int = 4):
 
 
 def curve(shard):
-    """A and b of the slope A w - b of a client's loss."""
+    """A and b of the gradient A w - b of a client's loss."""
     x, t = shard.x[:, :-1], shard.x[:, -1]
     return x.mT @ x / len(x), x.mT @ t / len(x)
 
@@ -85,18 +84,18 @@ def test_at_the_exact_local_optimum_the_slope_kept_is_that_of_the_clients_own_lo
     a, b = curve(shard)
     best = torch.linalg.solve(a + 0.5 * torch.eye(2), b + torch.tensor([0.3, -0.2]) + 0.5 * torch.tensor([1.0, 2.0]))
     torch.testing.assert_close(upload["w"], best, rtol=0, atol=1e-7)
-    torch.testing.assert_close(client.slope["w"], a @ best - b, rtol=0, atol=1e-7)
-    assert float(client.slope["w"].norm()) > 0.1
+    torch.testing.assert_close(client.gradient["w"], a @ best - b, rtol=0, atol=1e-7)
+    assert float(client.gradient["w"].norm()) > 0.1
 
 
 @pytest.mark.parametrize("model", ["mlp", "norm"])
 @pytest.mark.parametrize("participation", [1.0, 0.5])
-def test_alpha_zero_with_drift_and_slopes_held_at_zero_is_uniform_fedavg_bit_for_bit(model, participation):
+def test_alpha_zero_with_drift_and_gradients_held_at_zero_is_uniform_fedavg_bit_for_bit(model, participation):
     options = {"participation": participation, "executor": "one_by_one"}
     run = run_of("feddyn", model, settings={"alpha": 0.0}, **options)
     run.server = run.server._replace(drift={})  # a drift of nothing cannot grow
     played(run, 3)
-    assert all(not x.any() for x in run.store.rows(EVERYONE).slope.values())
+    assert all(not x.any() for x in run.store.rows(EVERYONE).gradient.values())
     assert_same(run.server.host, played(run_of("fedavg:weights=uniform", model, **options), 3).server)
 
 
@@ -119,31 +118,31 @@ def test_one_client_rests_at_its_optimum_and_gets_there():
     method = feddyn_of(0.5, lr=0.5, steps=20)
     server, clients = after_rounds(method, Regression(), {"w": best}, [shard], 2)
     torch.testing.assert_close(server.host["w"], best, rtol=0, atol=1e-12)
-    torch.testing.assert_close(clients[0].slope["w"], torch.zeros(2, dtype=torch.float64), rtol=0, atol=1e-12)
+    torch.testing.assert_close(clients[0].gradient["w"], torch.zeros(2, dtype=torch.float64), rtol=0, atol=1e-12)
     server, _ = after_rounds(method, Regression(), point(2.0, -2.0), [shard], 30)
     torch.testing.assert_close(server.host["w"], best, rtol=0, atol=1e-4)
 
 
 def test_clients_agree_on_the_optimum_of_their_mean_loss_where_fedavg_does_not():
-    """Losses w^2/2 and 3/2 (w - 1)^2, as rows (1, 0) and (3, 3) over their roots: the optimum is 3/4, slopes +-3/4."""
+    """Losses w^2/2 and 3/2 (w - 1)^2, as rows (1, 0) and (3, 3) over their roots: the optimum is 3/4, gradients +-3/4."""
     rows = [torch.tensor([[1.0, 0.0]]), torch.tensor([[3.0, 3.0]]) / 3**0.5]
     shards = [shard_of(Regression(), x.double(), torch.zeros(1, dtype=torch.long)) for x in rows]
     solver = {"lr": 0.3, "steps": 8}
     server, clients = after_rounds(feddyn_of(0.5, **solver), Regression(), point(0.0), shards, 35)
     assert float(server.host["w"]) == pytest.approx(0.75, abs=1e-4)
-    assert [float(client.slope["w"]) for client in clients] == pytest.approx([0.75, -0.75], abs=1e-3)
+    assert [float(client.gradient["w"]) for client in clients] == pytest.approx([0.75, -0.75], abs=1e-3)
     alone, _ = after_rounds(FedAvg(solver_of(**solver), weights="uniform"), Regression(), point(0.0), shards, 10)
     assert float(alone["w"]) == pytest.approx((1 - 0.1**8) / (2 - 0.7**8 - 0.1**8), abs=1e-5)
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.5, 0.2])
-def test_servers_drift_is_the_mean_of_all_clients_slopes_over_alpha(participation):
+def test_servers_drift_is_the_mean_of_all_clients_gradients_over_alpha(participation):
     run = run_of(
         "feddyn", "harsh", settings={"alpha": 0.125}, participation=participation, lr=0.02, executor="one_by_one"
     )
     for _ in range(4):
         run.play_round()
-        mean = tree.map(lambda x: x.mean(0), run.store.rows(EVERYONE).slope)
+        mean = tree.map(lambda x: x.mean(0), run.store.rows(EVERYONE).gradient)
         torch.testing.assert_close(tree.scale(0.125, run.server.drift), mean, rtol=1e-11, atol=1e-14)
         assert float(mean["head.weight"].abs().max()) > 1e-6
     run.close()
@@ -153,18 +152,18 @@ def test_servers_drift_is_the_mean_of_all_clients_slopes_over_alpha(participatio
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 def test_feddyn_equals_torch_optim_with_the_dynamic_term_written_out(make, momentum):
     task = task_of(make)
-    received, slope, shard = moved(task.initial, 1), weights(moved(task.initial, 2, 0.2)), shard_for(task)
+    received, gradient, shard = moved(task.initial, 1), weights(moved(task.initial, 2, 0.2)), shard_for(task)
     client, upload, _ = feddyn_of(0.75, epochs=2, momentum=momentum).train(
-        task, received, FedDynClient(NOTHING, slope), shard
+        task, received, FedDynClient(NOTHING, gradient), shard
     )
 
     def term(module):
         named = module.named_parameters()
-        return sum((-slope[name] * p + 0.75 / 2 * (p - received[name]).square()).sum() for name, p in named)
+        return sum((-gradient[name] * p + 0.75 / 2 * (p - received[name]).square()).sum() for name, p in named)
 
     v = trained(make, received, batches(shard, 2), term, momentum=momentum)
     assert_close(upload, v)
-    assert_close(client.slope, {name: x - 0.75 * (v[name] - received[name]) for name, x in slope.items()})
+    assert_close(client.gradient, {name: x - 0.75 * (v[name] - received[name]) for name, x in gradient.items()})
 
 
 def test_merge_is_the_one_worked_by_hand():
@@ -187,8 +186,8 @@ def test_statistics_have_no_slope_and_no_drift_and_are_averaged():
     task = task_of(Normed)
     shards = [shard_for(task, seed=seed) for seed in (1, 2)]
     server, clients = after_rounds(feddyn_of(0.5), task, task.initial, shards, 1)
-    assert set(server.drift) == set(clients[0].slope) == set(weights(task.initial))
-    zero = FedDynClient(NOTHING, tree.zeros_like(clients[0].slope))
+    assert set(server.drift) == set(clients[0].gradient) == set(weights(task.initial))
+    zero = FedDynClient(NOTHING, tree.zeros_like(clients[0].gradient))
     one, other = (statistics(feddyn_of(0.5).train(task, task.initial, zero, shard)[1]) for shard in shards)
     assert_close(statistics(server.host), {name: (x + other[name]) / 2 for name, x in one.items()})
     assert differs(one, other)

@@ -3,12 +3,10 @@ import torch
 from torch.nn import functional as F
 
 from plures import tree
-from plures.method import Federation, Schedule
+from plures.methods.base import Federation, Schedule
 from plures.methods.fedfomo import FedFomo, FedFomoClient, FedFomoServer
 from plures.methods.local import Local, LocalClient
-from tests.small import SIZES, played, run_of
-
-from .plain import (
+from tests.methods.plain import (
     Dense,
     Normed,
     assert_close,
@@ -23,6 +21,7 @@ from .plain import (
     task_of,
     trained,
 )
+from tests.small import SIZES, played, run_of
 
 EVERYONE = torch.arange(len(SIZES))
 

@@ -4,14 +4,12 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from plures import tree
+from plures.methods.addons.keep import KeepLocal, KeptClient
 from plures.methods.fedavg import FedAvg, FedAvgClient
 from plures.methods.fedmeta import FedMeta, FedMetaServer
 from plures.methods.fedpermeta import FedPerMeta, FedPerMetaClient
 from plures.methods.perfedavg import PerFedAvg
-from plures.parts.keep import KeepLocal, KeptClient
-from tests.small import run_of, shard_of
-
-from .plain import (
+from tests.methods.plain import (
     LR,
     Dense,
     Normed,
@@ -28,6 +26,7 @@ from .plain import (
     task_of,
     trained,
 )
+from tests.small import run_of, shard_of
 
 INNER = 0.25
 HEAD = ("head.weight", "head.bias")
@@ -102,13 +101,13 @@ def test_fedmeta_uploads_the_slope_that_autograd_finds_through_the_adaptation(ma
     received, shard = moved(task.initial, 1), shard_for(task, n=40)
     _, upload, _ = meta_of(first_order=first_order).train(task, received, (), shard)
     expected, _ = through_adaptation(make, received, {}, *parts_of(shard), INNER, first_order)
-    assert_close(tree.trainable(upload["slopes"]), expected)
+    assert_close(tree.trainable(upload["gradients"]), expected)
 
 
-def test_first_order_and_whole_slopes_differ():
+def test_first_order_and_whole_gradients_differ():
     task = task_of(Dense)
     received, shard = moved(task.initial, 1), shard_for(task, n=40)
-    one, other = (meta_of(first_order=f).train(task, received, (), shard)[1]["slopes"] for f in (False, True))
+    one, other = (meta_of(first_order=f).train(task, received, (), shard)[1]["gradients"] for f in (False, True))
     assert differs(one, other)
 
 
@@ -118,7 +117,7 @@ def test_fedmeta_slope_is_over_all_rows_even_of_a_client_with_many():
     support, query = parts_of(shard, 0.3)
     assert (len(support[0]), len(query[0])) == (69, 161)
     _, upload, _ = meta_of(support=0.3).train(task, received, (), shard)
-    assert_close(upload["slopes"], through_adaptation(Dense, received, {}, support, query, INNER)[0])
+    assert_close(upload["gradients"], through_adaptation(Dense, received, {}, support, query, INNER)[0])
 
 
 def test_support_and_query_share_no_row_and_leave_none_out():
@@ -174,13 +173,13 @@ def test_a_client_with_one_row_adapts_on_it_and_is_judged_by_it():
     shard = shard_for(task, n=1)
     row = rows_of(shard)
     _, upload, _ = meta_of().train(task, task.initial, (), shard)
-    assert_close(upload["slopes"], through_adaptation(Dense, task.initial, {}, row, row, INNER)[0])
+    assert_close(upload["gradients"], through_adaptation(Dense, task.initial, {}, row, row, INNER)[0])
 
 
 def test_fedmeta_server_takes_one_step_along_the_plain_mean():
-    slopes = {"slopes": {"w": torch.tensor([2.0, 6.0]), "running_mean": torch.tensor([1.0, 3.0])}}
+    gradients = {"gradients": {"w": torch.tensor([2.0, 6.0]), "running_mean": torch.tensor([1.0, 3.0])}}
     server = {"w": torch.tensor(10.0), "running_mean": torch.tensor(10.0)}
-    new = merged(meta_of(lr=0.5), None, server, slopes, [1, 99])
+    new = merged(meta_of(lr=0.5), None, server, gradients, [1, 99])
     assert (float(new["w"]), float(new["running_mean"])) == (8.0, 8.0)
 
 
@@ -215,8 +214,8 @@ def test_the_servers_step_falls_with_lr_decay():
         with torch.no_grad():
             _, uploads, *_ = run.executor.train(run.round, message, list(range(6)))
         run.play_round()
-        slope = uploads["slopes"]["head.weight"].mean(0)
-        far.append(float((before - run.server.model["head.weight"]).norm() / slope.norm()))
+        gradient = uploads["gradients"]["head.weight"].mean(0)
+        far.append(float((before - run.server.model["head.weight"]).norm() / gradient.norm()))
     run.close()
     assert far == pytest.approx([0.1, 0.05, 0.025], rel=1e-3)
 
@@ -226,7 +225,7 @@ def test_the_servers_step_falls_with_lr_decay():
 
 @pytest.mark.parametrize("make", [Dense, Normed])
 @pytest.mark.parametrize("first_order", [False, True])
-def test_fedpermeta_steps_along_the_slopes_that_autograd_finds_through_the_adapted_head(make, first_order):
+def test_fedpermeta_steps_along_the_gradients_that_autograd_finds_through_the_adapted_head(make, first_order):
     task = task_of(make)
     head, body = split_head(moved(task.initial, 1))
     shard = shard_for(task, n=40)

@@ -2,12 +2,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from plures.method import Pull, Schedule, Worn
+from plures.methods.base import AddonTerms, Penalty, Schedule
 from plures.methods.fedphp import FedPHP, FedPHPClient, mmd
-from plures.run import cohort
-from tests.small import SIZES, played, run_of
-
-from .plain import (
+from plures.simulate.sampling import draw_cohort
+from tests.methods.plain import (
     LR,
     Dense,
     Normed,
@@ -24,6 +22,7 @@ from .plain import (
     task_of,
     trained,
 )
+from tests.small import SIZES, played, run_of
 
 EVERYONE = torch.arange(len(SIZES))
 ALL = torch.ones(4)
@@ -62,10 +61,10 @@ def test_mmd_of_a_set_and_itself_is_zero_and_of_unlike_sets_is_not():
     assert float(mmd(a[:1], a[:1], ALL[:1])) == 0
 
 
-def test_mmd_at_equal_sets_has_no_slope():
+def test_mmd_at_equal_sets_has_no_gradient():
     a = features(1).requires_grad_()
-    (slope,) = torch.autograd.grad(mmd(a, features(1), ALL), [a])
-    assert float(slope.abs().max()) < 1e-15
+    (gradient,) = torch.autograd.grad(mmd(a, features(1), ALL), [a])
+    assert float(gradient.abs().max()) < 1e-15
 
 
 @pytest.mark.parametrize("shift", [0.0, 0.4, 3.0])
@@ -163,7 +162,7 @@ def test_a_client_counts_the_rounds_that_it_took_part_in_and_not_all():
     run = run_of("fedphp", participation=0.5, executor="one_by_one")
     turns = torch.zeros(len(SIZES), dtype=torch.long)
     for round in range(3):
-        turns[cohort(run.scene.config, run.eligible, round, "drawn")] += 1
+        turns[draw_cohort(run.scene.config, run.eligible, round, "drawn")] += 1
     played(run, 3)
     assert run.store.rows(EVERYONE).rounds.tolist() == turns.tolist() and len(set(turns.tolist())) > 1
 
@@ -191,13 +190,13 @@ def test_fedphp_mean_is_weighted_by_rows():
 
 @pytest.mark.parametrize("lam", [0.0, 0.5])
 def test_a_worn_pull_has_its_own_strength_whatever_lam(lam):
-    """With one slope everywhere and no other loss to speak of, a step is that slope."""
+    """With one gradient everywhere and no other loss to speak of, a step is that gradient."""
     task = task_of(Dense)
     past, shard = moved(task.initial, 2), shard_for(task)
-    slope = {name: torch.full_like(x, 100.0) for name, x in task.initial.items()}
-    worn = Worn().pulled(Pull(slope=slope, weight=torch.zeros(()), anchor={}))
+    gradient = {name: torch.full_like(x, 100.0) for name, x in task.initial.items()}
+    worn = AddonTerms().with_penalties(Penalty(gradient=gradient, weight=torch.zeros(()), anchor={}))
     with_pull, free = (
-        php_of(lam, steps=1).train(task, task.initial, client_of(past), shard, w)[1] for w in (worn, Worn())
+        php_of(lam, steps=1).train(task, task.initial, client_of(past), shard, w)[1] for w in (worn, AddonTerms())
     )
     for name, x in free.items():
-        torch.testing.assert_close(x - with_pull[name], LR * slope[name])
+        torch.testing.assert_close(x - with_pull[name], LR * gradient[name])

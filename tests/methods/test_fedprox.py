@@ -1,13 +1,13 @@
 import pytest
 import torch
 
-from plures.execute import Each, one_by_one, train_function
+from plures.methods.addons.prox import Prox
 from plures.methods.fedavg import FedAvg, FedAvgClient
 from plures.methods.fedprox import fedprox
-from plures.parts.prox import Prox
-from tests.small import played, run_of
-
-from .plain import (
+from plures.simulate.executor import Each
+from plures.simulate.stacking import one_by_one
+from plures.simulate.work import train_function
+from tests.methods.plain import (
     Bowl,
     Dense,
     Normed,
@@ -23,6 +23,7 @@ from .plain import (
     task_of,
     trained,
 )
+from tests.small import played, run_of
 
 NOTHING = FedAvgClient({})
 

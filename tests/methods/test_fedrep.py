@@ -3,13 +3,11 @@ import torch
 from torch.nn import functional as F
 
 from plures import tree
+from plures.methods.addons.keep import KeepLocal
 from plures.methods.fedavg import FedAvg
 from plures.methods.fedrep import FedRep, FedRepClient
-from plures.parts.keep import KeepLocal
-from plures.run import cohort
-from tests.small import SIZES, played, run_of
-
-from .plain import (
+from plures.simulate.sampling import draw_cohort
+from tests.methods.plain import (
     LR,
     Dense,
     Normed,
@@ -25,6 +23,7 @@ from .plain import (
     statistics,
     task_of,
 )
+from tests.small import SIZES, played, run_of
 
 
 def fedrep_of(head_epochs: int, **solver) -> FedRep:
@@ -193,7 +192,7 @@ def test_fedrep_head_of_a_client_that_sits_out_is_stale_while_its_body_is_new():
     try:
         run.play_round()
         before = [run.personal_model(client) for client in range(len(SIZES))]
-        chosen = cohort(run.scene.config, run.eligible, run.round, "drawn")
+        chosen = draw_cohort(run.scene.config, run.eligible, run.round, "drawn")
         run.play_round()
         after = [run.personal_model(client) for client in range(len(SIZES))]
     finally:

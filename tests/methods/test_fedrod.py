@@ -3,15 +3,14 @@ import torch
 from torch.nn import functional as F
 
 from plures import tree
-from plures.execute import one_by_one, train_function
-from plures.method import Same
+from plures.methods.addons.prox import Prox
 from plures.methods.fedavg import FedAvg, FedAvgClient
 from plures.methods.fedrod import FedRoD, FedRoDClient
-from plures.parts.prox import Prox
-from plures.run import cohort
-from tests.small import SIZES, played, run_of
-
-from .plain import (
+from plures.methods.messages import Same
+from plures.simulate.sampling import draw_cohort
+from plures.simulate.stacking import one_by_one
+from plures.simulate.work import train_function
+from tests.methods.plain import (
     LR,
     Dense,
     Normed,
@@ -27,6 +26,7 @@ from .plain import (
     statistics,
     task_of,
 )
+from tests.small import SIZES, played, run_of
 
 EVERYONE = torch.arange(len(SIZES))
 
@@ -106,7 +106,7 @@ def test_fedrod_goes_on_from_its_own_head_every_round():
 @pytest.mark.parametrize("make", [Dense, Normed])
 @pytest.mark.parametrize("loss", ["ce", "bsm", "ir", "ldam", "cdt"])
 def test_fedrod_upload_does_not_depend_on_the_personal_head(make, loss):
-    """No slope of the personal loss reaches body or generic head, through features or through generic logits."""
+    """No gradient of the personal loss reaches body or generic head, through features or through generic logits."""
     task = task_of(make)
     received, shard = moved(task.initial, 1), shard_for(task)
     uploads = [fedrod_of(loss).train(task, received, client_of(task, head_of(k)), shard)[1] for k in (None, 1, 2)]
@@ -124,9 +124,9 @@ def test_fedrod_personal_head_learns_from_plain_cross_entropy_whatever_the_balan
     ]
     features = task.features(received, shard.x)
     logits = task.logits(received, shard.x) + features @ head_of(1)["weight"].T
-    slope = (logits.softmax(1) - F.one_hot(shard.y, 3)).T @ features / 17
+    gradient = (logits.softmax(1) - F.one_hot(shard.y, 3)).T @ features / 17
     for head in heads:
-        assert_close(head, {"weight": head_of(1)["weight"] - LR * slope})
+        assert_close(head, {"weight": head_of(1)["weight"] - LR * gradient})
 
 
 def test_fedrod_personal_logits_are_the_sum_of_both_heads():
@@ -241,7 +241,7 @@ def test_fedrod_head_of_a_client_that_sits_out_is_stale(base):
         run.play_round()
         before = [run.personal_model(client) for client in range(len(SIZES))]
         heads = run.store.rows(EVERYONE).head["weight"]
-        chosen = cohort(run.scene.config, run.eligible, run.round, "drawn")
+        chosen = draw_cohort(run.scene.config, run.eligible, run.round, "drawn")
         run.play_round()
         after = [run.personal_model(client) for client in range(len(SIZES))]
         new_heads = run.store.rows(EVERYONE).head["weight"]

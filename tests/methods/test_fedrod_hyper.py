@@ -2,22 +2,23 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from plures import adapt, metabalance, tree
-from plures.balance import LOSSES
-from plures.choose import choose
+from plures import tree
+from plures.data.batches import Batch
 from plures.errors import UsageError
-from plures.method import Federation
+from plures.learn.task import Task
+from plures.methods.addons.brm import Brm
+from plures.methods.addons.feddyn import FedDyn, FedDynClient, FedDynServer
+from plures.methods.addons.prox import Prox
+from plures.methods.addons.scaffold import Scaffold, ScaffoldClient
+from plures.methods.base import Federation
 from plures.methods.fedavg import FedAvg, FedAvgClient
 from plures.methods.fedrod import HYPER, FedRoD, FedRoDClient, generated
-from plures.models import RodCnn
-from plures.parts.brm import Brm
-from plures.parts.feddyn import FedDyn, FedDynClient, FedDynServer
-from plures.parts.prox import Prox
-from plures.parts.scaffold import Scaffold, ScaffoldClient
-from plures.task import Batch, Task
-from tests.small import SIZES, played, run_of
-
-from .plain import (
+from plures.methods.ingredients import meta_balance
+from plures.methods.ingredients.balance import LOSSES
+from plures.methods.spec import make_method
+from plures.models.small import RodCnn
+from plures.runs import adapt
+from tests.methods.plain import (
     LR,
     N_CLASSES,
     Dense,
@@ -34,6 +35,7 @@ from .plain import (
     statistics,
     task_of,
 )
+from tests.small import SIZES, played, run_of
 
 WIDTH, N_FEATURES = 4, 6
 EVERYONE = torch.arange(len(SIZES))
@@ -324,8 +326,8 @@ def expected_of(head, model, shard, penalty, balanced=F.cross_entropy):
     return shared, own["weight"]
 
 
-def towards(slope, module):
-    return sum((slope[name] * p).sum() for name, p in module.named_parameters())
+def towards(gradient, module):
+    return sum((gradient[name] * p).sum() for name, p in module.named_parameters())
 
 
 def away(model, module):
@@ -364,15 +366,15 @@ def test_feddyn_acts_on_the_shared_model_alone(head):
     task = task_of(Dense)
     model, shard = moved(task.initial, 1), shard_for(task)
     method = FedDyn(solver_of(epochs=2), host=host_of(head), alpha=0.5)
-    slope = moved(tree.zeros_like(model), 5, 0.2)
-    client, upload, _ = method.train(task, received_of(head, model), FedDynClient(client_of(3), slope), shard)
+    gradient = moved(tree.zeros_like(model), 5, 0.2)
+    client, upload, _ = method.train(task, received_of(head, model), FedDynClient(client_of(3), gradient), shard)
 
     def penalty(module):
-        return 0.25 * away(model, module) - towards(slope, module)
+        return 0.25 * away(model, module) - towards(gradient, module)
 
     expected, weight = expected_of(head, model, shard, penalty)
     assert_near((upload, client.host.head["weight"]), (expected, weight))
-    assert_near(client.slope, {name: x - 0.5 * (expected[name] - model[name]) for name, x in slope.items()})
+    assert_near(client.gradient, {name: x - 0.5 * (expected[name] - model[name]) for name, x in gradient.items()})
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -383,7 +385,9 @@ def test_server_memory_of_a_worn_optimiser_is_of_the_shared_model_alone(head, pa
     server = method.init_server(task, task.initial, Federation(torch.ones(2), torch.tensor(5)))
     memory = server.control if part is Scaffold else server.drift
     client = method.init_client(task, task.initial)
-    assert set(memory) == set(client.control if part is Scaffold else client.slope) == set(tree.trainable(task.initial))
+    assert (
+        set(memory) == set(client.control if part is Scaffold else client.gradient) == set(tree.trainable(task.initial))
+    )
 
 
 def test_feddyn_moves_the_mean_of_hypernetworks_by_nothing():
@@ -463,7 +467,7 @@ def test_brm_with_plain_cross_entropy_is_its_host_bit_for_bit():
 @pytest.mark.parametrize("part", ["brm", "sam"])
 def test_fedrod_refuses_parts_that_would_change_half_of_its_loss(part):
     with pytest.raises(UsageError):
-        choose(f"fedrod+{part}", {}, solver_of())
+        make_method(f"fedrod+{part}", {}, solver_of())
 
 
 # Meta-BSM
@@ -476,7 +480,7 @@ def public_task(make=Dense):
 
 
 def learned_of(gamma: float = 1.0):
-    return metabalance.initial(gamma, torch.float64)
+    return meta_balance.initial(gamma, torch.float64)
 
 
 def plain_weights(losses, weigher):
@@ -503,8 +507,8 @@ def papers_meta_round(make, model, head, learned, shard, public, meta_lr, learn_
         params = [p.detach().requires_grad_() for p in module.parameters()]
         gamma = gamma.detach().requires_grad_()
         weigher = {name: w.detach().requires_grad_() for name, w in weigher.items()}
-        slopes = torch.autograd.grad(weighed(called(params, x), y, gamma, weigher), params, create_graph=True)
-        trial = [p - LR * g for p, g in zip(params, slopes, strict=True)]
+        gradients = torch.autograd.grad(weighed(called(params, x), y, gamma, weigher), params, create_graph=True)
+        trial = [p - LR * g for p, g in zip(params, gradients, strict=True)]
         judged = F.cross_entropy(called(trial, public.x), public.y)
         first, *others = torch.autograd.grad(judged, [gamma, *weigher.values()])
         gamma = (gamma - meta_lr * first * learn_gamma).detach()
@@ -518,7 +522,7 @@ def papers_meta_round(make, model, head, learned, shard, public, meta_lr, learn_
         with torch.no_grad():
             for p, g in zip(module.parameters(), real, strict=True):
                 p -= LR * g
-    return params_of(module), head, metabalance.Learned(gamma, weigher)
+    return params_of(module), head, meta_balance.Learned(gamma, weigher)
 
 
 @pytest.mark.parametrize("learn_gamma", [True, False])
@@ -564,27 +568,27 @@ def test_meta_bsm_with_equal_weights_is_balanced_softmax():
 
 def test_meta_bsm_weights_of_rows_have_mean_one_over_the_rows_and_see_no_padding():
     losses, mask = torch.tensor([0.1, 2.0, 0.7, 9.0, 9.0]), torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0])
-    weights = metabalance.row_weights(losses, mask, metabalance.initial(1.0, torch.float32).weigher)
+    weights = meta_balance.row_weights(losses, mask, meta_balance.initial(1.0, torch.float32).weigher)
     assert float(weights[:3].mean()) == pytest.approx(1.0, rel=1e-6)
     assert float(weights.min()) > 0 and float(weights[:3].std()) > 1e-4
-    torch.testing.assert_close(weights[:3], plain_weights(losses[:3], metabalance.initial(1.0, torch.float32).weigher))
+    torch.testing.assert_close(weights[:3], plain_weights(losses[:3], meta_balance.initial(1.0, torch.float32).weigher))
 
 
 def test_meta_bsm_weights_pass_no_slope_to_the_losses():
-    learned = metabalance.initial(1.0, torch.float32)
+    learned = meta_balance.initial(1.0, torch.float32)
     batch = Batch(torch.zeros(3, 1), torch.tensor([0, 1, 0]), torch.ones(3), torch.tensor([3.0, 1.0]), torch.tensor(0))
     logits = torch.tensor([[1.0, 0.0], [0.3, 2.0], [-1.0, 0.5]])
-    slope = torch.func.grad(lambda z: metabalance.weighed_loss(z, batch, learned))(logits)
+    gradient = torch.func.grad(lambda z: meta_balance.weighed_loss(z, batch, learned))(logits)
     each = F.cross_entropy(logits + batch.counts.log(), batch.y, reduction="none")
     q = plain_weights(each, learned.weigher)
-    row_slopes = (logits + batch.counts.log()).softmax(1) - F.one_hot(batch.y, 2)
-    torch.testing.assert_close(slope, q[:, None] * row_slopes / 3)
+    row_gradients = (logits + batch.counts.log()).softmax(1) - F.one_hot(batch.y, 2)
+    torch.testing.assert_close(gradient, q[:, None] * row_gradients / 3)
 
 
 def test_meta_bsm_leaves_absent_classes_out():
-    learned = metabalance.initial(1.0, torch.float32)
+    learned = meta_balance.initial(1.0, torch.float32)
     batch = Batch(torch.zeros(1, 1), torch.tensor([0]), torch.ones(1), torch.tensor([1.0, 1.0, 0.0]), torch.tensor(0))
-    loss = metabalance.weighed_loss(torch.tensor([[0.0, 0.0, 50.0]]), batch, learned)
+    loss = meta_balance.weighed_loss(torch.tensor([[0.0, 0.0, 50.0]]), batch, learned)
     assert float(loss) == pytest.approx(torch.log(torch.tensor(2.0)).item())
 
 

@@ -2,15 +2,25 @@ import pytest
 import torch
 
 from plures import tree
-from plures.method import Federation
+from plures.learn.task import Task
+from plures.methods.addons.prox import Prox
+from plures.methods.base import Federation
 from plures.methods.heurpfedla import KEPT, HeurpFedLA, HeurpFedLAClient, heurpfedla
 from plures.methods.pfedla import PFedLA, PFedLAServer
-from plures.models import HnCnn, HnCnnBn
-from plures.parts.prox import Prox
-from plures.task import Task
+from plures.models.small import HnCnn, HnCnnBn
+from tests.methods.plain import (
+    Dense,
+    assert_close,
+    assert_same,
+    batches,
+    differs,
+    moved,
+    shard_for,
+    solver_of,
+    task_of,
+    trained,
+)
 from tests.small import SIZES, played, run_of
-
-from .plain import Dense, assert_close, assert_same, batches, differs, moved, shard_for, solver_of, task_of, trained
 
 N = 4
 EVERYONE = torch.arange(len(SIZES))

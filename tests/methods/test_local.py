@@ -2,11 +2,10 @@ import numpy as np
 import pytest
 import torch
 
-from plures import partition, tree
+from plures import tree
+from plures.data import partition
 from plures.methods.local import Local, LocalClient
-from tests.small import SIZES, played, run_of, small_split
-
-from .plain import (
+from tests.methods.plain import (
     Dense,
     Normed,
     assert_close,
@@ -19,6 +18,7 @@ from .plain import (
     task_of,
     trained,
 )
+from tests.small import SIZES, played, run_of, small_split
 
 EVERYONE = torch.arange(len(SIZES))
 

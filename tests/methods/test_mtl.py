@@ -3,11 +3,9 @@ import torch
 from torch.nn import functional as F
 
 from plures import tree
-from plures.method import Federation, Schedule
+from plures.methods.base import Federation, Schedule
 from plures.methods.mtl import Mtl, MtlClient, MtlServer
-from tests.small import SIZES, played, run_of
-
-from .plain import (
+from tests.methods.plain import (
     LR,
     Dense,
     Normed,
@@ -24,6 +22,7 @@ from .plain import (
     task_of,
     trained,
 )
+from tests.small import SIZES, played, run_of
 
 EVERYONE = torch.arange(len(SIZES))
 

@@ -4,11 +4,9 @@ import torch
 from torch.nn import functional as F
 
 from plures import seeds, tree
+from plures.data.batches import batches_per_epoch, plan_batches
 from plures.methods.partialfed import PartialFed, PartialFedClient
-from plures.shard import batches_an_epoch, plan
-from tests.small import SIZES, played, run_of
-
-from .plain import (
+from tests.methods.plain import (
     BATCH,
     Dense,
     Normed,
@@ -23,6 +21,7 @@ from .plain import (
     task_of,
     trained,
 )
+from tests.small import SIZES, played, run_of
 
 EVERYONE = torch.arange(len(SIZES))
 HEAD = {"head.weight", "head.bias"}
@@ -136,10 +135,12 @@ def test_the_model_is_not_trained_on_rows_of_the_choice_nor_the_choice_on_rows_o
 
 
 def logits_by_hand(make, layers, received, own, logits, shard, lr, temperature):
-    """An epoch of straight-through steps: slopes at the hard choice, through the soft one."""
+    """An epoch of straight-through steps: gradients at the hard choice, through the soft one."""
     sizes, smallest = shard.size.reshape(1).numpy(), int(shard.smallest)
-    n_steps = batches_an_epoch(sizes, BATCH, smallest)
-    made = plan(shard.rows[None].numpy(), sizes, shard.key[None].numpy(), np.array(n_steps), BATCH, smallest, True)
+    n_steps = batches_per_epoch(sizes, BATCH, smallest)
+    made = plan_batches(
+        shard.rows[None].numpy(), sizes, shard.key[None].numpy(), np.array(n_steps), BATCH, smallest, True
+    )
     for rows, mask, key in zip(made.rows, made.mask, made.keys, strict=True):
         here = rows[mask.bool()]
         lots = seeds.uniform(key, logits.shape).clamp(1e-6, 1 - 1e-6)
@@ -150,8 +151,8 @@ def logits_by_hand(make, layers, received, own, logits, shard, lr, temperature):
         gain = dict.fromkeys(layers, 0.0)
         for name, p in module.named_parameters():
             gain[name.split(".")[0]] += float((p.grad * (own[name] - received[name])).sum())
-        slope = torch.tensor(list(gain.values())) * soft * (1 - soft) / temperature
-        logits = logits - lr * torch.stack([-slope, slope], 1)
+        gradient = torch.tensor(list(gain.values())) * soft * (1 - soft) / temperature
+        logits = logits - lr * torch.stack([-gradient, gradient], 1)
     return logits
 
 

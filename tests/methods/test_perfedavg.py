@@ -2,11 +2,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from plures.methods.addons.prox import Prox
 from plures.methods.perfedavg import PerFedAvg
-from plures.parts.prox import Prox
-from tests.small import played, run_of, shard_of
-
-from .plain import (
+from tests.methods.plain import (
     LR,
     Bowl,
     Dense,
@@ -24,6 +22,7 @@ from .plain import (
     task_of,
     trained,
 )
+from tests.small import played, run_of, shard_of
 
 ALPHA = 0.25
 
@@ -40,7 +39,7 @@ class Regression:
 
 
 class Plane:
-    """A task with one slope everywhere: the mean of the rows."""
+    """A task with one gradient everywhere: the mean of the rows."""
 
     n_classes = 1
     smallest_batch = 1
@@ -57,8 +56,8 @@ def upload_of(method, task, received, shard):
     return method.train(task, received, (), shard)[1]
 
 
-def slopes(make, params, x, y, along=None):
-    """The slope of a plain module, or with `along` its curvature times that; and the module after the pass."""
+def gradients(make, params, x, y, along=None):
+    """The gradient of a plain module, or with `along` its curvature times that; and the module after the pass."""
     module = module_of(make, params)
     named = dict(module.named_parameters())
     found = torch.autograd.grad(F.cross_entropy(module(x), y), list(named.values()), create_graph=along is not None)
@@ -72,10 +71,10 @@ def by_hand(make, w, steps, n_parts, alpha, curved):
     """v = w - alpha g(w; D); d = g(v; D'); w <- w - lr (d - alpha H(w; D'') d). Statistics are those of D."""
     for x, y in steps:
         parts = [(x[k::n_parts], y[k::n_parts]) for k in range(n_parts)]
-        first, passed = slopes(make, w, *parts[0])
+        first, passed = gradients(make, w, *parts[0])
         v = w | {name: w[name] - alpha * g for name, g in first.items()}
-        d, _ = slopes(make, v, *parts[1])
-        bent = slopes(make, w, *parts[2], along=d)[0] if curved else {name: 0.0 for name in d}
+        d, _ = gradients(make, v, *parts[1])
+        bent = gradients(make, w, *parts[2], along=d)[0] if curved else {name: 0.0 for name in d}
         w = passed | {name: w[name] - LR * (g - alpha * bent[name]) for name, g in d.items()}
     return w
 
@@ -111,7 +110,7 @@ def test_alpha_zero_is_fedavg_on_the_second_part_of_every_batch(order):
 
 @pytest.mark.parametrize(("order", "delta"), [("hf", 1e-3), ("hf", 0.1), ("hf", 10.0), ("exact", 1.0)])
 def test_on_a_quadratic_hf_is_exact_for_any_delta(order, delta):
-    """The slope of least squares is A w - b, and its curvature A, on each of the three parts."""
+    """The gradient of least squares is A w - b, and its curvature A, on each of the three parts."""
     rng = torch.Generator().manual_seed(3)
     x = torch.randn(12, 4, generator=rng, dtype=torch.float64)
     shard = shard_of(Regression(), x, torch.zeros(12, dtype=torch.long))
@@ -185,8 +184,8 @@ def test_perfedavg_takes_the_plain_mean():
     assert PerFedAvg().weights == "uniform"
 
 
-def test_a_worn_pull_is_added_to_the_outer_slope():
-    """From 0, centre 1, alpha 0, lr 0.5, mu 1: 0.5, and there the slope -0.5 and the pull 0.5 cancel."""
+def test_a_worn_pull_is_added_to_the_outer_gradient():
+    """From 0, centre 1, alpha 0, lr 0.5, mu 1: 0.5, and there the gradient -0.5 and the pull 0.5 cancel."""
     method = Prox(host=per_of("fo", 0.0, lr=0.5, steps=2), mu=1.0)
     assert float(upload_of(method, Bowl(), {"w": torch.zeros(1)}, bowl_at(1.0))["w"]) == 0.5
 

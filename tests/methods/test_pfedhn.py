@@ -5,15 +5,13 @@ from torch.nn import functional as F
 
 from plures import tree
 from plures.errors import UsageError
-from plures.method import Federation
+from plures.methods.addons.feddyn import FedDyn
+from plures.methods.addons.keep import KeepLocal, KeptClient
+from plures.methods.addons.scaffold import Scaffold
+from plures.methods.base import Federation
 from plures.methods.pfedhn import PFedHN, PFedHNServer, pfedhn
-from plures.parts.feddyn import FedDyn
-from plures.parts.keep import KeepLocal, KeptClient
-from plures.parts.scaffold import Scaffold
-from plures.run import cohort
-from tests.small import SIZES, played, run_of
-
-from .plain import (
+from plures.simulate.sampling import draw_cohort
+from tests.methods.plain import (
     LR,
     Dense,
     Normed,
@@ -27,6 +25,7 @@ from .plain import (
     task_of,
     trained,
 )
+from tests.small import SIZES, played, run_of
 
 EVERYONE = torch.arange(len(SIZES))
 PLAIN = {"hyper_momentum": 0.0, "hyper_decay": 0.0, "clip": 1e9}
@@ -37,7 +36,7 @@ def hn_of(solver=None, **settings) -> PFedHN:
 
 
 def server_of(method, task, n: int = 4) -> PFedHNServer:
-    """In double precision, so that slopes can be told to the last digits."""
+    """In double precision, so that gradients can be told to the last digits."""
     server = method.init_server(task, task.initial, Federation(torch.ones(n), torch.tensor(3)))
     return tree.map(lambda x: x.double() if x.is_floating_point() else x, server)
 
@@ -63,7 +62,7 @@ def chain_rule(task, server, ids, loss):
 
 
 def change_of(uploads):
-    """The loss whose slope at the sent model is what a client's training took away."""
+    """The loss whose gradient at the sent model is what a client's training took away."""
 
     def loss(i, model):
         return sum((x * (x.detach() - uploads[i][name])).sum() for name, x in model.items())
@@ -106,18 +105,18 @@ def test_one_plain_local_step_makes_the_servers_slope_lr_times_that_of_the_chain
         return F.cross_entropy(functional_call(module, model, (shards[i].x,)), shards[i].y)
 
     by_net, by_v = chain_rule(task, server, (2, 0), loss)
-    for i, model in ((2, tree.row(sent, 0)), (0, tree.row(sent, 1))):  # theta - trained = lr * slope
+    for i, model in ((2, tree.row(sent, 0)), (0, tree.row(sent, 1))):  # theta - trained = lr * gradient
         leaves = {name: x.clone().requires_grad_() for name, x in model.items()}
-        slopes = torch.autograd.grad(loss(i, leaves), list(leaves.values()))
+        gradients = torch.autograd.grad(loss(i, leaves), list(leaves.values()))
         row = {2: 0, 0: 1}[i]
         away = {name: (model[name] - uploads[name][row]) / LR for name in model}
-        assert_close(away, dict(zip(leaves, slopes, strict=True)))
+        assert_close(away, dict(zip(leaves, gradients, strict=True)))
     assert_close(new.net, {name: x - 0.5 * LR * by_net[name] / 2 for name, x in server.net.items()})
     assert_close({"v": new.embeddings}, {"v": server.embeddings - 0.5 * LR * by_v})
     assert float(by_v[[0, 2]].abs().min()) > 1e-5 and not by_v[[1, 3]].any()
 
 
-def test_slopes_of_the_net_are_averaged_over_the_cohort_and_those_of_embeddings_are_not():
+def test_gradients_of_the_net_are_averaged_over_the_cohort_and_those_of_embeddings_are_not():
     task = task_of(Dense)
     method = hn_of(hyper_lr=0.5, **PLAIN)
     server = server_of(method, task)
@@ -152,7 +151,7 @@ def test_net_and_embeddings_move_as_torch_optim_moves_them_with_momentum_and_dec
     assert_close({"v": server.embeddings}, {"v": v.detach()})
 
 
-def test_slopes_are_cut_to_a_length_each_embedding_by_itself_and_the_net_as_a_whole():
+def test_gradients_are_cut_to_a_length_each_embedding_by_itself_and_the_net_as_a_whole():
     task = task_of(Dense)
     free, cut = (hn_of(hyper_lr=1.0, **(PLAIN | {"clip": clip})) for clip in (1e9, 0.01))
     server = server_of(free, task)
@@ -174,7 +173,7 @@ def test_embeddings_of_others_stay_bit_for_bit_under_momentum_and_decay():
     for round in range(3):
         before = run.server.embeddings, run.server.embedding_speed
         run.play_round()
-        chosen = cohort(run.scene.config, run.eligible, round, "drawn")
+        chosen = draw_cohort(run.scene.config, run.eligible, round, "drawn")
         for old, new in zip(before, (run.server.embeddings, run.server.embedding_speed), strict=True):
             assert [bool((old[i] != new[i]).any()) for i in range(6)] == [i in chosen for i in range(6)]
     run.close()
@@ -247,8 +246,8 @@ def test_a_new_client_fits_its_embedding_and_leaves_the_net_alone():
     v, module = mean.clone().requires_grad_(), Dense().double()
     for x, y in batches(shard, 2):
         model = made_by_hand(server.net, v, task.initial)
-        (slope,) = torch.autograd.grad(F.cross_entropy(functional_call(module, model, (x,)), y), [v])
-        v = (v - LR * slope).detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(F.cross_entropy(functional_call(module, model, (x,)), y), [v])
+        v = (v - LR * gradient).detach().requires_grad_()
     found = method.adapt(task, received, shard, 2)
     assert_close(found, tree.detach(made_by_hand(server.net, v, task.initial)))
     assert differs(found, tree.detach(made_by_hand(server.net, mean, task.initial)))

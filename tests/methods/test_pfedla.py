@@ -4,14 +4,13 @@ import pytest
 import torch
 
 from plures import tree
-from plures.method import Federation
+from plures.learn.task import Task
+from plures.methods.base import Federation
 from plures.methods.pfedla import PFedLA, PFedLAServer, pfedla
-from plures.models import HnCnn
-from plures.run import cohort
-from plures.task import Task
+from plures.models.small import HnCnn
+from plures.simulate.sampling import draw_cohort
+from tests.methods.plain import Dense, Normed, assert_close, assert_same, differs, moved, task_of
 from tests.small import SIZES, played, run_of, small_split
-
-from .plain import Dense, Normed, assert_close, assert_same, differs, moved, task_of
 
 N = 4
 EVERYONE = torch.arange(len(SIZES))
@@ -236,7 +235,7 @@ def test_pfedla_mixers_do_not_see_the_number_of_rows():
 # Models that are equal, or alone
 
 
-def test_pfedla_with_equal_models_gets_no_slope():
+def test_pfedla_with_equal_models_gets_no_gradient():
     """With weights of 1/4 and whole numbers everything is exact: the mixers do not move by a bit."""
     task = task_for()
     method = PFedLA(width=6, mixer_lr=0.5)
@@ -301,7 +300,7 @@ def test_pfedla_mixers_and_models_of_clients_that_sit_out_stay():
     try:
         run.play_round()
         before = run.server
-        chosen = cohort(run.scene.config, run.eligible, run.round, "drawn")
+        chosen = draw_cohort(run.scene.config, run.eligible, run.round, "drawn")
         run.play_round()
     finally:
         run.close()
@@ -348,7 +347,7 @@ def test_pfedla_result_does_not_depend_on_the_order_of_the_cohort():
 
 
 def test_pfedla_mixers_learn_from_the_models_that_were_mixed_and_not_from_new_ones():
-    """A client's mixer moves alike whether others of its cohort upload something new or not."""
+    """A client's mixer moves alike whether others of its draw_cohort upload something new or not."""
     task = task_for()
     method = PFedLA(width=6, mixer_lr=0.5)
     server = server_of(method, task, drawn=True)
@@ -389,7 +388,7 @@ def test_pfedla_relu_norm_falls_back_to_oneself_where_all_is_dead():
     assert torch.equal(sent["head.weight"][1], server.models["head.weight"][2])
 
 
-def test_pfedla_relu_norm_gives_dead_layers_no_slope():
+def test_pfedla_relu_norm_gives_dead_layers_no_gradient():
     task = task_for()
     bias = torch.ones(N, 2, N)
     bias[2, 1] = -1.0

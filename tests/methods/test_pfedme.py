@@ -3,11 +3,9 @@ import torch
 from torch.nn import functional as F
 
 from plures import tree
+from plures.methods.addons.prox import Prox
 from plures.methods.pfedme import PFedMe, PFedMeClient
-from plures.parts.prox import Prox
-from tests.small import played, run_of, shard_of
-
-from .plain import (
+from tests.methods.plain import (
     LR,
     Bowl,
     Dense,
@@ -25,6 +23,7 @@ from .plain import (
     statistics,
     task_of,
 )
+from tests.small import played, run_of, shard_of
 
 LAM, INNER_LR = 1.5, 0.0625
 

@@ -3,16 +3,14 @@ import torch
 from torch.nn import functional as F
 
 from plures import tree
-from plures.method import Federation
+from plures.learn.task import Task
+from plures.methods.addons.prox import Prox
+from plures.methods.base import Federation
 from plures.methods.fedavg import FedAvg, FedAvgClient
 from plures.methods.pfedhn import PFedHN
 from plures.methods.plgu_ghn import PlguGhn, PlguGhnClient, plgu_ghn
-from plures.models import HnCnn
-from plures.parts.prox import Prox
-from plures.task import Task
-from tests.small import SIZES, played, run_of
-
-from .plain import (
+from plures.models.small import HnCnn
+from tests.methods.plain import (
     LR,
     Dense,
     Normed,
@@ -29,6 +27,7 @@ from .plain import (
     task_of,
     trained,
 )
+from tests.small import SIZES, played, run_of
 
 SCORES = {"hidden": 1.25, "head": 0.75}
 
@@ -59,16 +58,16 @@ def last_model(received):
     return last
 
 
-def slopes_of(module, x, y):
+def gradients_of(module, x, y):
     module.zero_grad()
     F.cross_entropy(module(x), y).backward()
     return {name: p.grad.clone() for name, p in module.named_parameters()}
 
 
-def step(module, slopes, by):
+def step(module, gradients, by):
     with torch.no_grad():
         for name, p in module.named_parameters():
-            p += by * slopes[name]
+            p += by * gradients[name]
 
 
 def papers_round(make, received, scores, steps, rho, stages="two"):
@@ -76,12 +75,12 @@ def papers_round(make, received, scores, steps, rho, stages="two"):
     module = module_of(make, received)
     for x, y in steps:
         if stages == "two":
-            step(module, slopes_of(module, x, y), -LR)
-        g = slopes_of(module, x, y)
+            step(module, gradients_of(module, x, y), -LR)
+        g = gradients_of(module, x, y)
         long = torch.cat([s.flatten() for s in g.values()]).norm()
         eps = {name: scores[name.split(".")[0]] * s / long for name, s in g.items()}
         step(module, eps, rho)
-        sharp = slopes_of(module, x, y)
+        sharp = gradients_of(module, x, y)
         step(module, eps, -rho)
         step(module, sharp, -LR)
     return params_of(module)
@@ -112,7 +111,7 @@ def test_rho_zero_in_two_stages_is_two_plain_steps_on_every_batch():
     module = module_of(Dense, received)
     for x, y in batches(shard):
         for _ in range(2):
-            step(module, slopes_of(module, x, y), -LR)
+            step(module, gradients_of(module, x, y), -LR)
     assert_close(upload, params_of(module))
 
 

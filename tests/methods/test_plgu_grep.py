@@ -6,10 +6,8 @@ from plures import tree
 from plures.methods.fedavg import FedAvg, FedAvgClient
 from plures.methods.fedrep import FedRep, FedRepClient
 from plures.methods.plgu_grep import PlguGRep, PlguGRepClient
-from plures.run import cohort
-from tests.small import SIZES, played, run_of
-
-from .plain import (
+from plures.simulate.sampling import draw_cohort
+from tests.methods.plain import (
     LR,
     Dense,
     Normed,
@@ -25,6 +23,7 @@ from .plain import (
     statistics,
     task_of,
 )
+from tests.small import SIZES, played, run_of
 
 HEAD_EPOCHS = 2
 SCORES = {"hidden": 0.6, "second": 1.4}
@@ -57,17 +56,17 @@ def round_of(method, task, body, head, last, shard, rounds=1):
     return client, upload
 
 
-def slopes_of(module, x, y):
+def gradients_of(module, x, y):
     module.zero_grad()
     F.cross_entropy(module(x), y).backward()
     return {name: p.grad.clone() for name, p in module.named_parameters() if not name.startswith("head")}
 
 
-def step(module, slopes, by):
+def step(module, gradients, by):
     with torch.no_grad():
         for name, p in module.named_parameters():
-            if name in slopes:
-                p += by * slopes[name]
+            if name in gradients:
+                p += by * gradients[name]
 
 
 def papers_round(make, body, head, scores, shard, rho, stages="two", epochs=1):
@@ -76,22 +75,22 @@ def papers_round(make, body, head, scores, shard, rho, stages="two", epochs=1):
     for x, y in batches(shard, HEAD_EPOCHS):
         with torch.no_grad():
             features = module.body(x)
-        slopes = torch.autograd.grad(F.cross_entropy(module.head(features), y), list(module.head.parameters()))
+        gradients = torch.autograd.grad(F.cross_entropy(module.head(features), y), list(module.head.parameters()))
         with torch.no_grad():
-            for p, g in zip(module.head.parameters(), slopes, strict=True):
+            for p, g in zip(module.head.parameters(), gradients, strict=True):
                 p -= LR * g
     module.train()
     for x, y in batches(shard, epochs):
         kept = statistics(params_of(module))
         if stages == "two":
-            step(module, slopes_of(module, x, y), -LR)
+            step(module, gradients_of(module, x, y), -LR)
             module.load_state_dict(kept, strict=False)
-        g = slopes_of(module, x, y)
+        g = gradients_of(module, x, y)
         kept = statistics(params_of(module))
         long = torch.cat([s.flatten() for s in g.values()]).norm()
         eps = {name: scores[name.split(".")[0]] * s / long for name, s in g.items()}
         step(module, eps, rho)
-        sharp = slopes_of(module, x, y)
+        sharp = gradients_of(module, x, y)
         step(module, eps, -rho)
         step(module, sharp, -LR)
         module.load_state_dict(kept, strict=False)
@@ -141,8 +140,8 @@ def test_round_of_a_model_with_batch_norm_is_the_papers(stages):
     assert_close(upload | client.head, expected)
 
 
-def test_norm_of_the_slopes_is_of_the_body_alone():
-    """The head's slopes do not weigh: a head many times as large changes the slopes' directions, not the length."""
+def test_norm_of_the_gradients_is_of_the_body_alone():
+    """The head's gradients do not weigh: a head many times as large changes the gradients' directions, not the length."""
     task = task_of(Deep)
     (body, head), shard = parts(task, moved(task.initial, 1)), shard_for(task, n=5)
     head = {name: 5 * x for name, x in head.items()}
@@ -150,9 +149,9 @@ def test_norm_of_the_slopes_is_of_the_body_alone():
     _, upload = round_of(method, task, body, head, body, shard)
     module = module_of(Deep, body | head)
     ((x, y),) = batches(shard)
-    g = slopes_of(module, x, y)
+    g = gradients_of(module, x, y)
     step(module, g, 0.5 / torch.cat([s.flatten() for s in g.values()]).norm())
-    sharp = slopes_of(module, x, y)
+    sharp = gradients_of(module, x, y)
     assert_close(upload, {name: p - LR * sharp[name] for name, p in body.items()})
 
 
@@ -178,7 +177,7 @@ def test_rho_zero_in_two_stages_is_fedrep_with_two_steps_on_every_batch(make):
     module = module_of(make, body | fitted.head)
     for x, y in batches(shard, 2):
         for _ in range(2):
-            step(module, slopes_of(module, x, y), -LR)
+            step(module, gradients_of(module, x, y), -LR)
     assert_close(tree.trainable(upload), tree.drop(tree.trainable(params_of(module)), task.is_head))
 
 
@@ -286,7 +285,7 @@ def test_head_and_last_body_of_a_client_that_sits_out_are_stale():
     try:
         run.play_round()
         before = run.store.rows(torch.arange(len(SIZES)))
-        chosen = cohort(run.scene.config, run.eligible, run.round, "drawn")
+        chosen = draw_cohort(run.scene.config, run.eligible, run.round, "drawn")
         run.play_round()
         after = run.store.rows(torch.arange(len(SIZES)))
     finally:

@@ -3,16 +3,15 @@ import torch
 from torch.nn import functional as F
 
 from plures import tree
-from plures.execute import train_function, vectorised
-from plures.method import Same
 from plures.methods.fedavg import FedAvg, FedAvgClient
 from plures.methods.fedsam import fedsam
 from plures.methods.local import Local
+from plures.methods.messages import Same
 from plures.methods.plgu_lf import PlguLf, PlguLfClient
-from plures.run import cohort
-from tests.small import SIZES, played, run_of, small_split
-
-from .plain import (
+from plures.simulate.sampling import draw_cohort
+from plures.simulate.stacking import vectorised
+from plures.simulate.work import train_function
+from tests.methods.plain import (
     LR,
     Dense,
     Normed,
@@ -28,6 +27,7 @@ from .plain import (
     statistics,
     task_of,
 )
+from tests.small import SIZES, played, run_of, small_split
 
 NOTHING = FedAvgClient({})
 EVERYONE = torch.arange(len(SIZES))
@@ -69,19 +69,19 @@ def layer_of(name: str) -> str:
     return "head" if name.startswith("head") else "hidden"
 
 
-def slopes_of(module, x, y):
+def gradients_of(module, x, y):
     module.zero_grad()
     F.cross_entropy(module(x), y).backward()
     return {name: p.grad.clone() for name, p in module.named_parameters()}
 
 
-def uphill_slopes(module, eps, x, y):
-    """Slopes of a module some way off, which leaves it as it was."""
+def uphill_gradients(module, eps, x, y):
+    """Gradients of a module some way off, which leaves it as it was."""
     before = params_of(module)
     with torch.no_grad():
         for name, p in module.named_parameters():
             p += eps[name]
-    found = slopes_of(module, x, y)
+    found = gradients_of(module, x, y)
     module.load_state_dict(before, strict=False)
     return found
 
@@ -91,16 +91,16 @@ def papers_round(make, received, own, scores, personal, steps, rho, eps_from="th
     start = {name: own[name] if layer_of(name) in personal else received[name] for name in received}
     theta, shared = module_of(make, start), module_of(make, received)
     for x, y in steps:
-        g = slopes_of(theta, x, y)
-        still = slopes_of(shared, x, y)  # moves the statistics of the shared model
+        g = gradients_of(theta, x, y)
+        still = gradients_of(shared, x, y)  # moves the statistics of the shared model
         climb = g if eps_from == "theta" else still
         long = torch.cat([s.flatten() for s in climb.values()]).norm()
         eps = {name: rho * scores[layer_of(name)] * s / long for name, s in climb.items()}
-        sharp = uphill_slopes(shared if grad_at == "w" else theta, eps, x, y)
+        sharp = uphill_gradients(shared if grad_at == "w" else theta, eps, x, y)
         with torch.no_grad():
-            for module, slopes in ((theta, g), (shared, sharp)):
+            for module, gradients in ((theta, g), (shared, sharp)):
                 for name, p in module.named_parameters():
-                    p -= LR * slopes[name]
+                    p -= LR * gradients[name]
     return params_of(theta), params_of(shared)
 
 
@@ -236,9 +236,9 @@ def test_norm_one_climbs_by_signs():
     scores = papers_scores(own, received)
     ((x, y),) = batches(shard)
     start = own | {name: x for name, x in received.items() if layer_of(name) == "hidden"}
-    g = slopes_of(module_of(Dense, start), x, y)
+    g = gradients_of(module_of(Dense, start), x, y)
     eps = {name: 0.01 * scores[layer_of(name)] * s.sign() for name, s in g.items()}
-    sharp = uphill_slopes(module_of(Dense, received), eps, x, y)
+    sharp = uphill_gradients(module_of(Dense, received), eps, x, y)
     _, upload = round_of(lf_of(rho=0.01, q=1.0), task, received, own, shard)
     assert_close(upload, {name: p - LR * sharp[name] for name, p in received.items()})
 
@@ -379,7 +379,7 @@ def test_personal_model_of_a_client_that_sits_out_stays():
     try:
         run.play_round()
         before = [run.personal_model(client) for client in range(len(SIZES))]
-        chosen = cohort(run.scene.config, run.eligible, run.round, "drawn")
+        chosen = draw_cohort(run.scene.config, run.eligible, run.round, "drawn")
         run.play_round()
         after = [run.personal_model(client) for client in range(len(SIZES))]
     finally:

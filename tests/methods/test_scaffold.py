@@ -3,13 +3,11 @@ import torch
 
 from plures import tree
 from plures.errors import UsageError
-from plures.method import Federation
+from plures.methods.addons.scaffold import Scaffold, ScaffoldClient, ScaffoldServer
+from plures.methods.base import Federation
 from plures.methods.fedavg import FedAvg, FedAvgClient
 from plures.methods.scaffold import scaffold
-from plures.parts.scaffold import Scaffold, ScaffoldClient, ScaffoldServer
-from tests.small import SIZES, played, run_of, shard_of, small_split
-
-from .plain import (
+from tests.methods.plain import (
     LR,
     Dense,
     Normed,
@@ -24,6 +22,7 @@ from .plain import (
     task_of,
     trained,
 )
+from tests.small import SIZES, played, run_of, shard_of, small_split
 
 EVERYONE = torch.arange(len(SIZES))
 NOTHING = FedAvgClient({})
@@ -41,7 +40,7 @@ class Valley:
 
 
 class Plane:
-    """A task with one slope everywhere: the mean of the rows."""
+    """A task with one gradient everywhere: the mean of the rows."""
 
     n_classes = 1
     smallest_batch = 1
@@ -147,7 +146,7 @@ def test_clients_with_the_same_rows_have_the_servers_control_and_scaffold_is_fed
 
 @pytest.mark.parametrize("make", [Dense, Normed])
 def test_scaffold_equals_torch_optim_with_the_turned_slope_written_out(make):
-    """Slope g - c_i + c; then c_i - c + (x - y) / (K lr) for the K steps that were taken, here twice four."""
+    """Gradient g - c_i + c; then c_i - c + (x - y) / (K lr) for the K steps that were taken, here twice four."""
     task = task_of(make)
     received, shard = moved(task.initial, 1), shard_for(task)
     c, c_i = weights(moved(task.initial, 2, 0.2)), weights(moved(task.initial, 3, 0.2))
@@ -180,7 +179,7 @@ def test_reach_is_how_far_momentum_steps_go_along_a_slope_of_one(momentum, steps
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize(("round", "decay"), [(0, 1.0), (3, 0.5)])
 def test_on_a_constant_slope_the_new_control_is_that_slope_whatever_it_was(momentum, round, decay):
-    """Rows (1, -4) and (3, 0) have the slope (2, -2)."""
+    """Rows (1, -4) and (3, 0) have the gradient (2, -2)."""
     shard = rows_of(Plane(), (1.0, -4.0), (3.0, 0.0), round=round)
     method = scaffold_of(lr=0.3, momentum=momentum, decay=decay, steps=6)
     zero, c, c_i = ({"w": torch.tensor(x, dtype=torch.float64)} for x in ([0.0, 0.0], [5.0, 1.0], [-7.0, 2.0]))

@@ -1,0 +1,125 @@
+"""Traced convolutions with channels last give what the untraced step gives, and no pass copies what it need not."""
+
+import pytest
+import torch
+from torch import nn
+
+from plures import tree
+from plures.engine import trace
+from plures.engine.passes import channels_last
+from plures.methods.messages import Same
+from plures.runs.config import make_config
+from plures.runs.scene import make_scene
+from plures.simulate import executor
+
+
+class Plain(nn.Module):
+    """Convolutions with and without a bias and padding, pooling after and before a kink, a mean over the picture."""
+
+    def __init__(self, shape, n_classes):
+        super().__init__()
+        self.first = nn.Conv2d(shape[0], 16, 3, padding=1)
+        self.second = nn.Conv2d(16, 32, 3, bias=False)
+        self.third = nn.Conv2d(32, 16, 1)
+        self.head = nn.Linear(16, n_classes)
+
+    def forward(self, x):
+        x = torch.nn.functional.max_pool2d(torch.relu(self.first(x)), 2)
+        x = torch.relu(torch.nn.functional.max_pool2d(self.second(x), 2, 1))
+        return self.head(torch.tanh(self.third(x)).mean((2, 3)))
+
+
+class Strided(nn.Module):
+    """Overlapping pooling, an average, and a tensor that is used twice."""
+
+    def __init__(self, shape, n_classes):
+        super().__init__()
+        self.first = nn.Conv2d(shape[0], 16, 3)
+        self.second = nn.Conv2d(16, 16, 3, padding=1)
+        self.head = nn.Linear(144, n_classes)
+
+    def forward(self, x):
+        x = torch.nn.functional.max_pool2d(self.first(x), 3, stride=1, padding=1)
+        x = x + torch.relu(self.second(x))
+        return self.head(torch.nn.functional.avg_pool2d(x, 2).flatten(1))
+
+
+class Residual(nn.Module):
+    """A pooled tensor that is used twice, so that its gradient is a sum."""
+
+    def __init__(self, shape, n_classes):
+        super().__init__()
+        self.first = nn.Conv2d(shape[0], 16, 3, padding=1)
+        self.norm = nn.GroupNorm(2, 16)
+        self.second = nn.Conv2d(16, 16, 3, padding=1)
+        self.head = nn.Linear(16, n_classes)
+
+    def forward(self, x):
+        x = torch.nn.functional.max_pool2d(torch.relu(self.norm(self.first(x))), 3, 2, 1)
+        return self.head((x + self.second(x)).mean((2, 3)))
+
+
+def trained(model, style, n=3):
+    scene = make_scene(make_config({"method": "fedavg", "model": model, "clients": n, "partition": "iid", "steps": 3}))
+    task, method = scene.task, scene.method
+    state = tree.map(lambda x: torch.stack([x] * n), method.init_client(task, task.initial))
+    shards = scene.population.shards(range(n), "train", "train", 0)
+    return executor.run_group(style, executor.train_function(method, task), Same(task.initial), state, shards)[1]
+
+
+@pytest.mark.parametrize("name, n_pools", [("Plain", 2), ("Strided", 1), ("Residual", 1)])
+def test_rewritten_step_trains_as_one_client_after_another(name, n_pools, monkeypatch):
+    rewritten = []
+    real = channels_last.channels_last
+
+    def seen(graph, prime):
+        real(graph, prime)
+        rewritten.append([node.target for node in graph.nodes])
+
+    monkeypatch.setattr(layout, "channels_last", seen)
+    trace._known.clear()
+    stacked = trained(f"{__name__}:{name}", "vectorised")
+    (targets,) = rewritten
+    assert (
+        channels_last.fold in targets and targets.count(channels_last.unfold) == 2 * n_pools
+    )  # of pools and of their gradients
+    assert [step.traced for step in trace._known.values()] == [True]
+    alone = trained(f"{__name__}:{name}", "one_by_one")
+    for key, x in alone.items():
+        assert torch.allclose(x, stacked[key], rtol=1e-4, atol=1e-6), key
+
+
+class Odd(nn.Module):
+    """Kernels that were not tried with channels last."""
+
+    def __init__(self, shape, n_classes):
+        super().__init__()
+        self.first = nn.Conv2d(shape[0], 6, 3, stride=2)
+        self.head = nn.Linear(54, n_classes)
+
+    def forward(self, x):
+        return self.head(torch.relu(self.first(x)).flatten(1))
+
+
+def test_other_convolutions_are_left_as_they_are(monkeypatch):
+    rewritten = []
+    real = channels_last.channels_last
+
+    def seen(graph, prime):
+        real(graph, prime)
+        rewritten.append(any(node.target is channels_last.fold for node in graph.nodes))
+
+    monkeypatch.setattr(layout, "channels_last", seen)
+    trace._known.clear()
+    trained(f"{__name__}:Odd", "vectorised")
+    assert rewritten == [False]
+
+
+def test_folding_puts_stacked_clients_last_and_back_without_a_copy():
+    x = torch.arange(2 * 3 * 4 * 5 * 6.0).reshape(2, 3, 4, 5, 6)
+    folded = channels_last.fold(x)
+    assert folded.shape == (3, 8, 5, 6) and folded.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(folded[1, 4:], x[1, 1])
+    back = channels_last.unfold(folded, 2)
+    assert torch.equal(back, x) and back.data_ptr() == folded.data_ptr()
+    assert channels_last.fold(back).data_ptr() == folded.data_ptr()

@@ -1,0 +1,64 @@
+"""What a run will need is told before it is taken."""
+
+import resource
+import sys
+
+import pytest
+import torch
+
+from plures import tree
+from plures.cli.main import call
+from plures.errors import UsageError
+from plures.methods import METHODS
+from plures.simulate import memory
+from tests.small import run_of, scene_of
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_forecast_is_what_a_run_holds(name):
+    run = run_of(name, "norm", executor="one_by_one")
+    run.close()
+    method, task = run.scene.method, run.scene.task
+    told = memory.forecast(method, task, run.scene.population.sizes(), 6)
+
+    def size(of):
+        return sum(x.numel() * x.element_size() for x in tree.leaves(of))
+
+    message = method.send(task, run.server, torch.arange(6))
+    assert told.server == size(run.server)
+    assert told.messages == size(message.tree)
+    assert told.clients == 6 * size(method.init_client(task, task.initial))
+
+
+def test_a_forecast_takes_no_memory():
+    """A hypernetwork of 20 GB is told and not made."""
+    scene = scene_of("pfedhn:width=4000000", "mlp")
+    told = memory.forecast(scene.method, scene.task, scene.population.sizes(), 6)
+    assert told.server > 10 << 30
+
+
+def test_too_large_is_refused_in_words(monkeypatch):
+    monkeypatch.setattr(memory, "available", lambda: 10_000)
+    with pytest.raises(UsageError, match=r"would need about .* and 10.0 kB are free. Choose fewer clients"):
+        run_of("apple")
+
+
+def test_doctor_tells_that_it_does_not_fit(monkeypatch, capsys):
+    monkeypatch.setattr(memory, "available", lambda: 10_000)
+    assert call(["doctor", "pfedla"]) == 0
+    assert "it does not fit" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="page faults are counted, and glibc is told, on Linux only")
+def test_memory_that_is_freed_comes_again_without_fresh_pages():
+    memory.keep_what_is_freed()
+    x = torch.ones(2 << 20)  # 8 MB, 2048 pages
+
+    def faults() -> int:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(10):
+            (x * 2 + x).sum()
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    faults()
+    assert faults() < 2048
