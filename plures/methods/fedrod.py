@@ -74,6 +74,7 @@ class FedRoD(Averaged):
         "brm": "its shared model is trained with a balanced loss already; choose it with loss=",
         "sam": "one loss trains its shared model and its personal head, and only the former could be sharpened",
     }
+    insides = "plures.report.insides.fedrod:pictures"
 
     @property
     def public_rows(self):

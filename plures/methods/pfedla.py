@@ -46,6 +46,7 @@ class PFedLA(Collected):
     layer_mean: bool = setting(False, "divide each layer's movement by its number of weights")
 
     refuses = {addon: "its server keeps a model for each client and none for all" for addon in ("scaffold", "feddyn")}
+    insides = "plures.report.insides.pfedla:pictures"
 
     def init_server(self, task, params, federation):
         n, n_layers = federation.n_clients, len(task.layers_in(params))

@@ -47,6 +47,8 @@ class PlguLf(Layerwise, Averaged):
     grad_at: str = setting("w", "which model is perturbed to move the shared one", choices=("w", "theta"))
     weights: str = weights_setting("uniform")
 
+    insides = "plures.report.insides.plgu_lf:pictures"
+
     def init_client(self, task, params):
         return PlguLfClient(params, torch.tensor(0))
 

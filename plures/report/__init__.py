@@ -1,20 +1,19 @@
 """One self-contained page about runs, and the same figures as files for papers.
 
-`runs` reads run folders, `numbers` and `states` compute what is shown, `interactive` draws it for the page,
-`printed` draws it for papers, and `page` puts the page together. Nothing of this is imported before it is needed.
+`records` reads run folders, `numbers` and `splits` compute what is shown, and `insides` has what methods bring of
+their own; `interactive` draws it for the page, `printed` draws it for papers, and `page` puts the page together.
 """
 
 from pathlib import Path
 
+from plures.report.gather import gather_material
+from plures.report.page import write_page
+from plures.report.printed import write_files
+
 
 def write(folders: list[Path], to: Path, figures: Path | None = None) -> Path:
     """Write the page about some runs; and their figures as SVG, PDF and PNG, if a folder for them is given."""
-    from plures.report.gather import gather
-    from plures.report.page import write_page
-
-    material = gather(folders)
+    material = gather_material(folders)
     if figures is not None:
-        from plures.report.printed import write_files
-
         write_files(material, figures)
     return write_page(material, to)

@@ -1,40 +1,27 @@
-"""All that a report shows, gathered once: for the page and for the figures of papers."""
+"""Gather: all that a report shows, collected once for the page and for the figures of papers."""
 
+import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from plures.errors import PluresError, RunFailed, UsageError
+from plures.errors import PluresError, UsageError
 from plures.learn.solver import Solver
-from plures.methods.addons.ala import Ala
-from plures.methods.base import Method
-from plures.methods.fedrod import FedRoD
-from plures.methods.pfedla import PFedLA
-from plures.methods.plgu_lf import PlguLf
-from plures.methods.spec import chain, choose
-from plures.report import states
-from plures.report.runs import Group, Run, groups, read, run_folders, twins
-from plures.report.states import Alpha, Blends, Heads, Kept, Paths, Profile, SplitTable, Surface
-from plures.runs.folders import open_scene
-from plures.runs.simulation import Simulation as Live
-from plures.runs.simulation import open_simulation as open_run
-
-MOST_SPLITS = 6
+from plures.methods.spec import chain, make_method
+from plures.registry import load
+from plures.report.insides.base import Opened, Picture
+from plures.report.records import Group, RunRecord, find_run_folders, find_twins, group_runs, read_record
+from plures.report.splits import SplitTable, gather_splits
+from plures.runs.simulation import open_simulation
 
 
 class Inside(NamedTuple):
     """What the models of one group show; of several seeds, those of the first."""
 
     group: Group
-    alpha: Alpha | None = None
-    blends: Blends | None = None
-    paths: Paths | None = None
-    path_of: tuple[Group, ...] = ()  # the groups whose ways these are
-    heads: Heads | None = None
-    profiles: tuple[tuple[str, Profile], ...] = ()
-    surfaces: tuple[tuple[str, Surface], ...] = ()
-    kept: Kept | None = None
+    pictures: list[Picture]
 
 
 class Material(NamedTuple):
@@ -44,115 +31,75 @@ class Material(NamedTuple):
     notes: list[str]  # sentences about what could not be shown
 
     @property
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[RunRecord]:
         return [run for group in self.groups for run in group.runs]
 
 
-def gather(given: list[Path]) -> Material:
-    """Read the runs, and open those whose models have something to show."""
-    found = groups([read(folder) for folder in run_folders(given)])
-    if not found:
+def gather_material(given: list[Path]) -> Material:
+    """Read the runs, and open those whose methods have something to show of their models."""
+    groups = group_runs([read_record(folder) for folder in find_run_folders(given)])
+    if not groups:
         raise UsageError("a report needs at least one run folder")
     notes: list[str] = []
-    return Material(found, splits(found, notes), insides(found, notes), notes)
+    return Material(groups, gather_splits(groups, notes), gather_insides(groups, notes), notes)
 
 
-def splits(found: list[Group], notes: list[str]) -> dict[str, SplitTable]:
-    """Every split that is among the runs, up to some."""
-    runs = [run for group in found for run in group.runs]
-    different = list({run.same: run for run in runs}.values())
-    out: dict[str, SplitTable] = {}
-    for run in different[:MOST_SPLITS]:
-        label = f"{run.summary['data']}, {run.summary['partition']}, seed {run.summary['seed']}"
-        try:
-            out[label] = states.split_table(open_scene(run.folder))
-        except PluresError as error:
-            notes.append(f"The split of {run.folder.name} is not shown: {error}")
+def gather_insides(groups: list[Group], notes: list[str]) -> list[Inside]:
+    """The pictures that each group's method and add-ons bring; what fails becomes a note."""
+    out = []
+    for group in groups:
+        pictures: list[Picture] = []
+        with note_failures(group.label, notes), ExitStack() as stack:
+            if paths := find_insides(group.runs[0]):
+                opened = _open_group(group, groups, stack)
+                for path in paths:
+                    with note_failures(group.label, notes):
+                        pictures += _make_pictures(path, opened, pictures)
+        if pictures:
+            out.append(Inside(group, pictures))
     return out
+
+
+def find_insides(run: RunRecord) -> list[str]:
+    """Where the pictures of a method and its add-ons are made, as module:function."""
+    method = make_method(run.method, {}, Solver())
+    return list(dict.fromkeys(layer.insides for layer in chain(method) if layer.insides))
+
+
+def _open_group(group: Group, groups: list[Group], stack: ExitStack) -> Opened:
+    """The first run of a group, open until the stack ends."""
+    simulation = stack.enter_context(open_simulation(group.runs[0].folder))
+    return Opened(simulation, group.label, group.look, partial(_open_fedavg, group, groups, stack))
+
+
+def _open_fedavg(group: Group, groups: list[Group], stack: ExitStack) -> Opened | None:
+    """FedAvg on the same split and seed, if it is among the groups."""
+    for other in groups:
+        if other is not group and find_twins(group.runs[0], "fedavg", other.runs[:1]):
+            return _open_group(other, groups, stack)
+    return None
+
+
+def _make_pictures(path: str, opened: Opened, known: list[Picture]) -> list[Picture]:
+    """What one function brings; raises if it cannot be placed on a page beside the known ones."""
+    pictures: list[Picture] = load(path, "insides")(opened)
+    taken = [picture.name for picture in known]
+    for picture in pictures:
+        for name in (picture.name, picture.file or picture.name):
+            if not re.fullmatch("[a-z][a-z0-9-]*", name):
+                raise UsageError(f"{path}: a picture is named by small letters, digits and hyphens, got {name!r}")
+        if picture.name in taken:
+            raise UsageError(f"{path}: two pictures are named {picture.name!r}")
+        taken.append(picture.name)
+    return pictures
 
 
 @contextmanager
-def opened(run: Run) -> Iterator[Live]:
-    live = open_run(run.folder, lambda line: None)
+def note_failures(label: str, notes: list[str], picture: Picture | None = None) -> Iterator[None]:
+    """What fails in here becomes a note: pictures may be of the user's own code, and all else is to be shown."""
     try:
-        yield live
-    finally:
-        live.close()
-
-
-def insides(found: list[Group], notes: list[str]) -> list[Inside]:
-    out = []
-    for group in found:
-        run = group.runs[0]
-        kinds = {type(layer) for layer in chain(_method(run))}
-        if not any(issubclass(kind, (PFedLA, Ala, FedRoD, PlguLf)) for kind in kinds):
-            continue
-        try:
-            with opened(run) as live:
-                out.append(_inside(group, live, kinds, found))
-        except (PluresError, RuntimeError) as error:
-            notes.append(f"What is inside {group.label} is not shown: {error}")
-    return out
-
-
-def _method(run: Run) -> Method:
-    try:
-        return choose(run.method, {}, Solver())
-    except PluresError:
-        return Method()  # of another version, or the user's own
-
-
-def _inside(group: Group, live: Live, kinds: set[type], found: list[Group]) -> Inside:
-    inside = Inside(group)
-    if any(issubclass(kind, PFedLA) for kind in kinds):
-        inside = inside._replace(alpha=states.alpha(live))
-    if Ala in kinds:
-        inside = inside._replace(blends=states.blends(live))
-        inside = _with_paths(inside, live, found)
-    if FedRoD in kinds:
-        inside = inside._replace(heads=states.heads(live))
-    if PlguLf in kinds:
-        profiles, surfaces = states.landscape(live)
-        named = [(group.label, one) for one in profiles]
-        other = _twin(group, found)
-        if other is not None:
-            with opened(other.runs[0]) as plain:
-                named += [(other.label, one) for one in states.landscape(plain)[0][:1]]
-        inside = inside._replace(
-            profiles=tuple(named),
-            surfaces=tuple((group.label, one) for one in surfaces),
-            kept=states.kept_layers(live),
-        )
-    return inside
-
-
-def _with_paths(inside: Inside, live: Live, found: list[Group]) -> Inside:
-    """The way of one client under ALA, and under FedAvg where it is among the runs."""
-    own = _way(live)
-    if own is None:
-        return inside
-    ways, of = [own], [inside.group]
-    other = _twin(inside.group, found)
-    if other is not None:
-        with opened(other.runs[0]) as plain:
-            without = _way(plain)
-        if without is not None:
-            ways.append(without)
-            of.append(other)
-    return inside._replace(paths=states.paths(live, ways), path_of=tuple(of))
-
-
-def _way(live: Live) -> states.Way | None:
-    try:
-        return states.way(live)
-    except RunFailed:  # its pictures are from another version
-        return None
-
-
-def _twin(group: Group, found: list[Group]) -> Group | None:
-    """FedAvg on the same split and seed."""
-    first = group.runs[0]
-    for other in found:
-        if other is not group and twins(first, "fedavg", other.runs[:1]):
-            return other
-    return None
+        yield
+    except Exception as error:
+        what = "" if picture is None else f"the picture {picture.name!r}: "
+        said = str(error) if isinstance(error, PluresError) else f"{type(error).__name__}: {error}"
+        notes.append(f"What is inside {label} is not shown: {what}{said}")

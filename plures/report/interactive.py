@@ -1,102 +1,28 @@
-"""Figures for the page, drawn with plotly. A figure has one view for each of the reader's choices."""
+"""Interactive: the figures of the page that are about no method, drawn with plotly."""
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import plotly.graph_objects as go
 
 from plures.report import numbers
-from plures.report.looks import BAND, GRID, INK, PAPER, SHADES, SOFT, WARN, colour, dash, marker, see_through
-from plures.report.numbers import Against, Level, Spread
-from plures.report.runs import Group
-from plures.report.states import SplitTable
+from plures.report.figure import Choice, Figure, make_figure
+from plures.report.looks import BAND, INK, SOFT, WARN, colour, dash, marker, see_through
+from plures.report.numbers import Against, Curve, Ranking
+from plures.report.plotly_kit import SCALE, bar_above, base_figure, shorten, shorten_rows, to_percents
+from plures.report.records import Group
+from plures.report.splits import SplitTable
 
 
-def scale(shades: Sequence[str]) -> list[list[Any]]:
-    return [[k / (len(shades) - 1), shade] for k, shade in enumerate(shades)]
-
-
-SCALE = scale(SHADES)
-
-
-View = dict[str, Any]  # data and layout, as plotly.js takes them
-
-
-class Choice(NamedTuple):
-    """What a reader can choose of a figure."""
-
-    name: str
-    kind: str  # buttons, list or slider
-    options: list[tuple[str, str]]  # (value, words)
-
-
-class Figure(NamedTuple):
-    id: str
-    title: str
-    words: str  # what is seen, for a newcomer
-    alt: str  # for who cannot see it
-    choices: list[Choice]
-    views: dict[str, View]  # by the chosen values, joined by |
-
-    @property
-    def height(self) -> int:
-        return int(next(iter(self.views.values()))["layout"]["height"])
-
-
-def base_figure(height: int = 400, **layout: Any) -> go.Figure:
-    """An empty figure in the style of the page."""
-    figure = go.Figure()
-    axis = {
-        "gridcolor": GRID,
-        "linecolor": GRID,
-        "zerolinecolor": GRID,
-        "zeroline": False,
-        "automargin": True,
-        "ticks": "",
-        "title": {"standoff": 12, "font": {"color": SOFT, "size": 13}},
-        "tickfont": {"color": SOFT},
-    }
-    figure.update_layout(
-        template="none",
-        height=height,
-        font={"family": "system-ui, sans-serif", "size": 13, "color": INK},
-        paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="rgba(0,0,0,0)",
-        margin={"l": 8, "r": 12, "t": 30, "b": 8},
-        modebar={"bgcolor": "rgba(0,0,0,0)", "color": SOFT, "activecolor": INK},
-        hovermode="closest",
-        hoverlabel={"bgcolor": PAPER, "bordercolor": GRID, "font": {"color": INK}},
-        showlegend=False,
-        legend={"orientation": "h", "y": -0.18, "yanchor": "top", "x": 0, "font": {"color": INK}},
-        xaxis=axis,
-        yaxis=axis,
-    )
-    figure.update_layout(**layout)
-    return figure
-
-
-def percents(values: Sequence[float] | np.ndarray) -> list[float]:
-    return [round(100 * float(value), 3) for value in values]
-
-
-def short(values: Sequence[float] | np.ndarray) -> list[float]:
-    return [float(f"{float(value):.5g}") for value in values]
-
-
-def cells(table: np.ndarray) -> list[list[float]]:
-    return [short(row) for row in table]
-
-
-def _line(figure: go.Figure, label: str, look: int, x: list[float], mean: list[float], std: list[float]) -> None:
+def _add_line(figure: Any, curve: Curve) -> None:
     """A line in the look of its method, with a band where several seeds give one."""
+    label, look, x, mean, std = curve[:5]
     if any(std):
         edge = [m + s for m, s in zip(mean, std, strict=True)] + [
             m - s for m, s in zip(reversed(mean), reversed(std), strict=True)
         ]
         figure.add_scatter(
             x=[*x, *reversed(x)],
-            y=percents(edge),
+            y=to_percents(edge),
             fill="toself",
             fillcolor=see_through(colour(look), BAND),
             line={"width": 0},
@@ -109,8 +35,8 @@ def _line(figure: go.Figure, label: str, look: int, x: list[float], mean: list[f
     plus = "" if not any(std) else " ± %{customdata:.2f}"
     figure.add_scatter(
         x=x,
-        y=percents(mean),
-        customdata=percents(std),
+        y=to_percents(mean),
+        customdata=to_percents(std),
         name=label,
         legendgroup=label,
         mode="lines+markers" if len(x) <= 40 else "lines",
@@ -120,25 +46,26 @@ def _line(figure: go.Figure, label: str, look: int, x: list[float], mean: list[f
     )
 
 
-def rounds_figure(groups: list[Group]) -> Figure | None:
+def draw_rounds(groups: list[Group]) -> Figure | None:
+    """Accuracy over rounds, or over what was spent."""
     views = {}
-    axes = [axis for axis in numbers.AXES if numbers.curves(groups, axis, "personal_mean")]
-    measures = [m for m in numbers.MEASURES if any(numbers.curves(groups, "rounds", m))]
+    axes = [axis for axis in numbers.AXES if numbers.make_curves(groups, axis, "personal_mean")]
+    measures = [m for m in numbers.MEASURES if any(numbers.make_curves(groups, "rounds", m))]
     if not axes or not measures:
         return None
     for measure in measures:
         for axis in axes:
             figure = base_figure(430, yaxis_title_text="accuracy, %", xaxis_title_text=numbers.AXES[axis])
-            for one in numbers.curves(groups, axis, measure):
-                _line(figure, one.label, one.look, short(one.x), one.mean, one.std)
+            for one in numbers.make_curves(groups, axis, measure):
+                _add_line(figure, one._replace(x=shorten(one.x)))
             figure.update_xaxes(rangemode="tozero", tickformat="~s")
             if axis == "rounds" and max(len(run.rounds) for group in groups for run in group.runs) < 10:
                 figure.update_xaxes(dtick=1)  # there is no half round
-            views[f"{measure}|{axis}"] = figure.to_plotly_json()
-    last = {one.label: one.mean[-1] for one in numbers.curves(groups, "rounds", measures[0])}
+            views[f"{measure}|{axis}"] = figure
+    last = {one.label: one.mean[-1] for one in numbers.make_curves(groups, "rounds", measures[0])}
     best = max(last, key=lambda label: last[label])
     several = any(len(group.runs) > 1 for group in groups)
-    return Figure(
+    return make_figure(
         "rounds",
         "Accuracy over time",
         "Each line is a method. Higher is better, and further left is cheaper. Change what “cheap” means: rounds, "
@@ -153,7 +80,8 @@ def rounds_figure(groups: list[Group]) -> Figure | None:
     )
 
 
-def against_figure(found: list[Against]) -> Figure | None:
+def draw_harmed(found: list[Against]) -> Figure | None:
+    """Every client under a method, beside what it would have alone."""
     if not found:
         return None
     views = {}
@@ -175,13 +103,13 @@ def against_figure(found: list[Against]) -> Figure | None:
         figure.add_scatter(x=side, y=side, mode="lines", line=line, hoverinfo="skip")
         sizes = [p.n_train for p in one.points]
         figure.add_scatter(
-            x=percents([p.local for p in one.points]),
-            y=percents([p.own for p in one.points]),
+            x=to_percents([p.local for p in one.points]),
+            y=to_percents([p.own for p in one.points]),
             mode="markers",
             customdata=[[p.client, p.n_train, p.seed, 100 * (p.own - p.local)] for p in one.points],
             marker={
                 "size": 11,
-                "symbol": ["x" if p.own < p.local - 1e-12 else "circle" for p in one.points],
+                "symbol": ["x" if p.is_harmed else "circle" for p in one.points],
                 "color": sizes,
                 "colorscale": SCALE,
                 "cmin": 0,
@@ -210,9 +138,9 @@ def against_figure(found: list[Against]) -> Figure | None:
             font={"color": WARN, "size": 14},
         )
         figure.update_layout(margin_t=36)
-        views[str(k)] = figure.to_plotly_json()
+        views[str(k)] = figure
     words = "; ".join(f"{one.label} {one.harmed} of {len(one.points)}" for one in found)
-    return Figure(
+    return make_figure(
         "harmed",
         "Who gains, and who would be better off alone",
         "Each mark is a client. Above the dashed line its own model beats what it would have got by training alone; "
@@ -223,7 +151,8 @@ def against_figure(found: list[Against]) -> Figure | None:
     )
 
 
-def spread_figure(found: list[Spread]) -> Figure | None:
+def draw_ranking(found: list[Ranking]) -> Figure | None:
+    """All clients, as points or as ordered lines."""
     if not found:
         return None
     points = base_figure(90 + 46 * len(found), xaxis_title_text="accuracy of a client's own model, %")
@@ -233,11 +162,11 @@ def spread_figure(found: list[Spread]) -> Figure | None:
     )
     ordered = base_figure(430, xaxis_title_text="clients, worst served first, %", yaxis_title_text="accuracy, %")
     for row, one in enumerate(found):
-        height = _beside(one.values)
+        height = _keep_apart(one.values)
         for worst in (False, True):
             kept = [k for k, is_worst in enumerate(one.worst) if is_worst == worst]
             points.add_scatter(
-                x=percents([one.values[k] for k in kept]),
+                x=to_percents([one.values[k] for k in kept]),
                 y=[row + height[k] for k in kept],
                 customdata=[one.clients[k] for k in kept],
                 mode="markers",
@@ -264,7 +193,7 @@ def spread_figure(found: list[Spread]) -> Figure | None:
         n = len(one.values)
         ordered.add_scatter(
             x=[round(100 * (k + 1) / n, 3) for k in range(n)],
-            y=percents(one.values),
+            y=to_percents(one.values),
             customdata=one.clients,
             mode="lines+markers" if n <= 60 else "lines",
             legendgroup=one.label,
@@ -277,18 +206,18 @@ def spread_figure(found: list[Spread]) -> Figure | None:
         text="worst 5 %", x=5, xanchor="left", y=1, yref="paper", yanchor="top", showarrow=False, font={"color": WARN}
     )
     words = "; ".join(f"{one.label} mean {100 * one.mean:.1f}, worst {100 * one.worst_mean:.1f}" for one in found)
-    return Figure(
+    return make_figure(
         "spread",
         "From the worst to the best served client",
         "A good mean can hide clients that are served badly. Each dot is a client, the bar is the mean, and open "
         "diamonds are the worst 5 % of clients, the number that the table gives.",
         f"Accuracies of all clients under each method, in percent: {words}.",
         [Choice("as", "buttons", [("points", "points"), ("ordered", "ordered lines")])],
-        {"points": points.to_plotly_json(), "ordered": ordered.to_plotly_json()},
+        {"points": points, "ordered": ordered},
     )
 
 
-def _beside(values: list[float]) -> list[float]:
+def _keep_apart(values: list[float]) -> list[float]:
     """Heights that keep equal values apart; the same for the same values."""
     out: list[float] = []
     seen: dict[float, int] = {}
@@ -300,7 +229,8 @@ def _beside(values: list[float]) -> list[float]:
     return [0.32 * height / largest if largest > 0.32 else height for height in out]
 
 
-def split_figure(tables: dict[str, SplitTable]) -> Figure | None:
+def draw_split(tables: dict[str, SplitTable]) -> Figure | None:
+    """A map of clients and classes for each split."""
     if not tables:
         return None
     views = {}
@@ -312,7 +242,7 @@ def split_figure(tables: dict[str, SplitTable]) -> Figure | None:
             yaxis_title_text="client (training rows)",
         )
         figure.add_heatmap(
-            z=cells(share),
+            z=shorten_rows(share),
             customdata=table.counts.tolist(),
             y=list(range(len(share))),
             colorscale=SCALE,
@@ -328,7 +258,7 @@ def split_figure(tables: dict[str, SplitTable]) -> Figure | None:
         words = [f"{table.names[k][:18]} ({int(table.counts[k].sum())})" for k in ticks]
         figure.update_yaxes(tickvals=ticks, ticktext=words, autorange="reversed", showgrid=False)
         figure.update_xaxes(showgrid=False, dtick=1 if share.shape[1] <= 20 else None, title_standoff=22)
-        views[label] = figure.to_plotly_json()
+        views[label] = figure
     first = next(iter(tables.values()))
     own = [int((row > 0).sum()) for row in first.counts]
     few = (
@@ -336,44 +266,28 @@ def split_figure(tables: dict[str, SplitTable]) -> Figure | None:
         if len(first.counts) == first.n_clients
         else f" The first {len(first.counts)} of {first.n_clients} clients are shown."
     )
-    return Figure(
+    return make_figure(
         "split",
         "Who has which classes",
         "A row is a client, a column a class; the stronger a cell, the more of the client's rows are of that class. "
         "The more a row is one strong cell, the less one model can serve everybody." + few,
         f"{first.n_clients} clients have between {min(own)} and {max(own)} of {first.counts.shape[1]} classes.",
         [Choice("split", "list", [(label, label) for label in tables])] if len(tables) > 1 else [],
-        views if len(tables) > 1 else {"": next(iter(views.values()))},
+        views if len(tables) > 1 else next(iter(views.values())),
     )
 
 
-def bar_above(title: str) -> dict[str, Any]:
-    """A colour bar above a heat map, where it takes no width from it."""
-    return {
-        "title": {"text": title, "side": "top", "font": {"color": SOFT, "size": 12}},
-        "orientation": "h",
-        "y": 1.02,
-        "yanchor": "bottom",
-        "thickness": 10,
-        "len": 0.8,
-        "x": 0,
-        "xanchor": "left",
-        "tickfont": {"color": SOFT, "size": 11},
-        "outlinewidth": 0,
-    }
-
-
-def epochs_figure(id: str, title: str, words: str, found: list[Level]) -> Figure | None:
+def draw_epochs(id: str, title: str, words: str, found: list[Curve]) -> Figure | None:
     """Accuracy while clients adapt a model that they were given."""
     if not found:
         return None
     figure = base_figure(400, xaxis_title_text="epochs on the client's own rows", yaxis_title_text="accuracy, %")
     for one in found:
-        _line(figure, one.label, one.look, one.x, one.mean, one.std)
+        _add_line(figure, one)
         if one.generic is not None:
             figure.add_scatter(
                 x=[one.x[0], one.x[-1]],
-                y=percents([one.generic] * 2),
+                y=to_percents([one.generic] * 2),
                 mode="lines",
                 legendgroup=one.label,
                 line={"color": colour(one.look), "dash": "dot", "width": 1.2},
@@ -383,22 +297,21 @@ def epochs_figure(id: str, title: str, words: str, found: list[Level]) -> Figure
     figure.update_xaxes(dtick=1 if len(found[0].x) < 15 else None)
     told = "; ".join(f"{one.label} {100 * one.mean[0]:.1f} then {100 * one.mean[-1]:.1f} %" for one in found)
     alt = f"Accuracy before and after the epochs: {told}."
-    return Figure(
-        id, title, words + " Thin dotted lines: the one model for all.", alt, [], {"": figure.to_plotly_json()}
-    )
+    return make_figure(id, title, words + " Thin dotted lines: the one model for all.", alt, [], figure)
 
 
-def zeta_figure(found: list[Level]) -> Figure | None:
+def draw_zeta(found: list[Curve]) -> Figure | None:
+    """Accuracy over the share of clients that name classes alike."""
     if not found:
         return None
     figure = base_figure(420, xaxis_title_text="zeta: share of clients that name classes alike", showlegend=True)
     figure.update_layout(yaxis_title_text="accuracy of personal models, %")
     for one in found:
-        _line(figure, one.label, one.look, one.x, one.mean, one.std)
+        _add_line(figure, one)
     figure.update_traces(legendgroup="", selector={"type": "scatter"})
     figure.update_xaxes(range=[-0.03, 1.03])
     words = "; ".join(f"{one.label} from {100 * one.mean[0]:.1f} to {100 * one.mean[-1]:.1f} %" for one in found)
-    return Figure(
+    return make_figure(
         "zeta",
         "When clients name the same thing differently",
         "zeta is the share of clients that call classes by the same names; the others have names of their own. "
@@ -406,5 +319,5 @@ def zeta_figure(found: list[Level]) -> Figure | None:
         "need not.",
         f"Accuracy over zeta: {words}.",
         [],
-        {"": figure.to_plotly_json()},
+        figure,
     )

@@ -6,11 +6,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from plures.report.runs import Group, Run, twins
+from plures.report.records import Group, RunRecord, find_twins
 from plures.runs import results
 from plures.studies import stats
 
 MOST_POINTS = 400  # of a curve; more cannot be told apart
+MOST_CLIENTS = 200  # of a figure that has a row or a place for each
 
 
 class Stat(NamedTuple):
@@ -21,19 +22,19 @@ class Stat(NamedTuple):
     n: int
 
 
-def stat(values: Sequence[float]) -> Stat | None:
+def summarise(values: Sequence[float]) -> Stat | None:
     """Mean and standard deviation; None when there is no number."""
     found = stats.spread([value for value in values if not math.isnan(value)])
     return Stat(found.mean, found.std if found.n > 1 else 0.0, found.n) if found.n else None
 
 
-def number(cell: float | None) -> float:
+def to_number(cell: float | None) -> float:
     """A cell of a CSV file; not a number where it is empty."""
     return math.nan if cell is None else float(cell)
 
 
-def over_seeds(group: Group, of: Callable[[dict[str, Any]], Any]) -> Stat | None:
-    """A number of summary.json; None where no run of the group has it."""
+def summarise_seeds(group: Group, of: Callable[[dict[str, Any]], Any]) -> Stat | None:
+    """A number of summary.json over the seeds of a group; None where no run has it."""
     found = []
     for run in group.runs:
         try:
@@ -42,13 +43,13 @@ def over_seeds(group: Group, of: Callable[[dict[str, Any]], Any]) -> Stat | None
             continue
         if isinstance(value, (int, float)):
             found.append(float(value))
-    return stat(found)
+    return summarise(found)
 
 
 # Clients
 
 
-def scored(run: Run) -> list[dict[str, Any]]:
+def find_scored(run: RunRecord) -> list[dict[str, Any]]:
     """The clients that took part and have a personal accuracy; not the new ones."""
     own = [row for row in run.clients if row.get("role", "client") == "client"]
     return [row for row in own if row["personal_accuracy"] is not None]
@@ -67,6 +68,10 @@ class Point(NamedTuple):
     local: float
     own: float
 
+    @property
+    def is_harmed(self) -> bool:
+        return self.own < self.local - 1e-12
+
 
 class Against(NamedTuple):
     """Every client under one method, beside what it would have alone."""
@@ -77,10 +82,10 @@ class Against(NamedTuple):
 
     @property
     def harmed(self) -> int:
-        return sum(point.own < point.local - 1e-12 for point in self.points)
+        return sum(point.is_harmed for point in self.points)
 
 
-def against_local(groups: list[Group]) -> list[Against]:
+def compare_with_local(groups: list[Group]) -> list[Against]:
     """For every group but Local itself, its clients beside the Local run on the same split and seed."""
     runs = [run for group in groups for run in group.runs]
     out = []
@@ -93,27 +98,21 @@ def against_local(groups: list[Group]) -> list[Against]:
     return out
 
 
-def _points(run: Run, runs: list[Run]) -> list[Point]:
-    local = next(iter(twins(run, "local", runs)), None)
+def _points(run: RunRecord, runs: list[RunRecord]) -> list[Point]:
+    local = next(iter(find_twins(run, "local", runs)), None)
     if local is not None:
-        alone = {row["client"]: number(row["personal_accuracy"]) for row in scored(local)}
+        alone = {row["client"]: to_number(row["personal_accuracy"]) for row in find_scored(local)}
     else:
-        alone = {row["client"]: number(row.get("local_accuracy")) for row in scored(run)}
+        alone = {row["client"]: to_number(row.get("local_accuracy")) for row in find_scored(run)}
     return [
-        Point(
-            run.summary["seed"],
-            name_of(row),
-            int(row["n_train"]),
-            alone[row["client"]],
-            number(row["personal_accuracy"]),
-        )
-        for row in scored(run)
+        Point(run.seed, name_of(row), int(row["n_train"]), alone[row["client"]], to_number(row["personal_accuracy"]))
+        for row in find_scored(run)
         if not math.isnan(alone.get(row["client"], math.nan))
     ]
 
 
-class Spread(NamedTuple):
-    """The accuracies of all clients under one method."""
+class Ranking(NamedTuple):
+    """All clients under one method, from the worst to the best served."""
 
     label: str
     look: int
@@ -124,19 +123,19 @@ class Spread(NamedTuple):
     worst_mean: float
 
 
-def spreads(groups: list[Group]) -> list[Spread]:
+def rank_clients(groups: list[Group]) -> list[Ranking]:
     """With several seeds the clients of all of them; the worst 5 % are taken seed by seed."""
     out = []
     for group in groups:
         found: list[tuple[float, bool, str]] = []
         means, tails = [], []
         for run in group.runs:
-            own = sorted((number(row["personal_accuracy"]), name_of(row)) for row in scored(run))
+            own = sorted((to_number(row["personal_accuracy"]), name_of(row)) for row in find_scored(run))
             if not own:
                 continue
             values = np.array([value for value, _ in own])
             n_worst = math.ceil(0.05 * len(own) - 1e-9)
-            seed = f", seed {run.summary['seed']}" if len(group.runs) > 1 else ""
+            seed = f", seed {run.seed}" if len(group.runs) > 1 else ""
             found += [(value, place < n_worst, f"{name}{seed}") for place, (value, name) in enumerate(own)]
             means.append(float(values.mean()))
             tails.append(results.tail(values)[0])
@@ -144,7 +143,7 @@ def spreads(groups: list[Group]) -> list[Spread]:
             found.sort(key=lambda one: (one[0], not one[1]))
             values_, worst, names = zip(*found, strict=True)
             mean, tail = float(np.mean(means)), float(np.mean(tails))
-            out.append(Spread(group.label, group.look, list(names), list(values_), list(worst), mean, tail))
+            out.append(Ranking(group.label, group.look, list(names), list(values_), list(worst), mean, tail))
     return out
 
 
@@ -152,7 +151,7 @@ def spreads(groups: list[Group]) -> list[Spread]:
 
 
 class Curve(NamedTuple):
-    """A number over the rounds of one group, mean and standard deviation over its seeds."""
+    """An accuracy along an axis, mean and standard deviation over seeds."""
 
     label: str
     look: int
@@ -160,6 +159,7 @@ class Curve(NamedTuple):
     mean: list[float]
     std: list[float]
     n_seeds: int
+    generic: float | None = None  # accuracy of the one model for all, to be shown beside it
 
 
 MEASURES = {
@@ -175,36 +175,36 @@ AXES = {
 }
 
 
-def curves(groups: list[Group], axis: str, measure: str) -> list[Curve]:
+def make_curves(groups: list[Group], axis: str, measure: str) -> list[Curve]:
     """Evaluated rounds only; of several seeds, the rounds that all of them evaluated."""
     out = []
     for group in groups:
-        ways = [_way(run, axis, measure) for run in group.runs]
-        common = sorted(set.intersection(*[set(way) for way in ways])) if all(ways) else []
+        found = [_read_curve(run, axis, measure) for run in group.runs]
+        common = sorted(set.intersection(*map(set, found))) if all(found) else []
         if not common:
             continue
         kept = common[:: math.ceil(len(common) / MOST_POINTS)]
         kept += common[-1:] if kept[-1] != common[-1] else []
-        table = np.array([[way[at] for at in kept] for way in ways])  # [seed, round, (x, y)]
+        table = np.array([[one[at] for at in kept] for one in found])  # [seed, round, (x, y)]
         x, y = table[..., 0].mean(0), table[..., 1]
-        std = y.std(0, ddof=1) if len(ways) > 1 else np.zeros(len(kept))
-        out.append(Curve(group.label, group.look, x.tolist(), y.mean(0).tolist(), std.tolist(), len(ways)))
+        std = y.std(0, ddof=1) if len(found) > 1 else np.zeros(len(kept))
+        out.append(Curve(group.label, group.look, x.tolist(), y.mean(0).tolist(), std.tolist(), len(found)))
     return out
 
 
-def _way(run: Run, axis: str, measure: str) -> dict[int, tuple[float, float]]:
+def _read_curve(run: RunRecord, axis: str, measure: str) -> dict[int, tuple[float, float]]:
     """Round -> (what was spent until then, the measure)."""
     spent, out = 0.0, {}
     for row in run.rounds:
         if axis == "rounds":
             spent = float(row["round"])
         elif axis == "bytes":
-            spent += number(row["bytes_down"]) + number(row["bytes_up"])
+            spent += to_number(row["bytes_down"]) + to_number(row["bytes_up"])
         elif axis == "seconds":
-            spent += number(row["train_seconds"])
+            spent += to_number(row["train_seconds"])
         else:
-            spent += number(row.get("flops"))
-        value = number(row.get(measure))
+            spent += to_number(row.get("flops"))
+        value = to_number(row.get(measure))
         if not math.isnan(value) and not math.isnan(spent):
             out[int(row["round"])] = (spent, value)
     return out
@@ -213,18 +213,7 @@ def _way(run: Run, axis: str, measure: str) -> dict[int, tuple[float, float]]:
 # New clients, and AFML's zeta
 
 
-class Level(NamedTuple):
-    """Numbers at some places of an axis, with their spread over seeds."""
-
-    label: str
-    look: int
-    x: list[float]
-    mean: list[float]
-    std: list[float]
-    generic: float | None = None
-
-
-def over_epochs(groups: list[Group], key: str) -> list[Level]:
+def make_epoch_curves(groups: list[Group], key: str) -> list[Curve]:
     """Accuracy of models made from the server's state alone, after 0, 1, 2, ... epochs on a client's rows.
 
     `new_clients` of a summary has those of clients that were not in training, `personal_epochs` of those that were.
@@ -235,15 +224,16 @@ def over_epochs(groups: list[Group], key: str) -> list[Level]:
         if not found:
             continue
         n = min(len(one["curve"]) for one in found)
-        known = [stat([one["curve"][k] for one in found]) for k in range(n)]
-        generic = stat([one["generic"] for one in found if one["generic"] is not None])
+        known = [summarise([one["curve"][k] for one in found]) for k in range(n)]
         mean, std = [s.mean for s in known if s], [s.std for s in known if s]
-        out.append(Level(group.label, group.look, list(range(n)), mean, std, generic.mean if generic else None))
+        generic = summarise([one["generic"] for one in found if one["generic"] is not None])
+        of_all = generic.mean if generic else None
+        out.append(Curve(group.label, group.look, list(range(n)), mean, std, len(found), of_all))
     return out
 
 
-def over_zeta(groups: list[Group]) -> list[Level]:
-    """Personal accuracy over the share of renamed labels, a line a method; none with fewer than two shares."""
+def make_zeta_curves(groups: list[Group]) -> list[Curve]:
+    """Personal accuracy over the share of renamed labels, a curve for each method; none with fewer than two shares."""
     zetas: dict[str, dict[float, list[float]]] = {}
     looks: dict[str, int] = {}
     for group in groups:
@@ -257,7 +247,7 @@ def over_zeta(groups: list[Group]) -> list[Level]:
         return []
     out = []
     for method, found in zetas.items():
-        known = [stat(found[zeta]) for zeta in sorted(found)]
+        known = [summarise(found[zeta]) for zeta in sorted(found)]
         mean, std = [s.mean for s in known if s], [s.std for s in known if s]
-        out.append(Level(method, looks[method], sorted(found), mean, std))
+        out.append(Curve(method, looks[method], sorted(found), mean, std, max(map(len, found.values()))))
     return out

@@ -66,11 +66,24 @@ STORED_AS = {
 
 def stored(prefix: str, of: Tree) -> Tensors:
     """The tensors of a tree by the paths that they have on disk, below a prefix."""
-    return {_stored_path(path): x for path, x in tree.by_path(prefix, of).items()}
+    pairs = zip(_stored_names(of), tree.leaves(of), strict=True)
+    return {"/".join((prefix, *path)): x.contiguous() for path, x in pairs}
 
 
-def _stored_path(path: str) -> str:
-    return "/".join(STORED_AS.get(name, name) for name in path.split("/"))
+def _stored_names(of: Tree) -> Iterator[tuple[str, ...]]:
+    """The path of every tensor. Fields of states have the names of STORED_AS, keys of dicts, as of a model, their own."""
+    parts: Iterable[tuple[Any, Tree]]
+    if isinstance(of, dict):
+        parts = of.items()
+    elif isinstance(of, tuple | list):
+        fields = [STORED_AS.get(name, name) for name in getattr(of, "_fields", range(len(of)))]
+        parts = zip(fields, of, strict=True)
+    else:
+        yield ()
+        return
+    for key, part in parts:
+        for path in _stored_names(part):
+            yield str(key), *path
 
 
 def digest(server: Tree, store: ClientStore) -> str:
@@ -166,7 +179,7 @@ def read(folder: Path) -> tuple[Checkpoint | None, list[str]]:
 def restore(template: Tree, tensors: dict[str, Tensor]) -> Tree:
     """A tree like the template with the tensors of a checkpoint."""
     _, spec = tree.flatten(template)
-    names = [_stored_path(path) for path in tree.names(template)]
+    names = ["/".join(path) for path in _stored_names(template)]
     if set(names) != set(tensors):
         raise RunFailed("the checkpoint holds other tensors than this method has; it is from another version")
     return tree.unflatten([tensors[name] for name in names], spec)

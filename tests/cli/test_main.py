@@ -87,7 +87,7 @@ def test_list_names_everything(plures, what):
 def test_show_tells_idea_settings_and_what_travels(plures, name):
     code, out, _ = plures("show", name)
     assert code == 0 and "Differs from the paper" in out and "Settings" in out
-    assert "kept by a client, never sent" in out and "down, a client and round" in out
+    assert "kept by a client, never sent" in out and "down, per client and round" in out
 
 
 def test_doctor_shows_head_layers_and_odd_clients(plures, tmp_path):
@@ -132,8 +132,8 @@ def test_own_data_as_npz(plures, tmp_path):
 
 WRONG = [
     (["run", "fedalla"], 2, "unknown method 'fedalla'; did you mean 'fedala'?"),
-    (["run", "ditto+alla"], 2, "unknown worn part 'alla'; did you mean 'ala'?"),
-    (["run", "local+ala"], 2, "Local cannot wear ala"),
+    (["run", "ditto+alla"], 2, "unknown add-on 'alla'; did you mean 'ala'?"),
+    (["run", "local+ala"], 2, "Local cannot take the add-on ala"),
     (["run", "ditto", "--set", "lamb=1"], 2, "did you mean 'lam'?"),
     (["run", "ditto", "--set", "lam"], 2, "--set takes key=value"),
     (["run", "ditto", "--set", "lam=-1"], 2, "Ditto.lam must be 0 or more, got -1.0"),

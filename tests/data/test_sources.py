@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plures.data import sources
+from plures.data import readers, sources
 from plures.data.dataset import Dataset, check
 from plures.data.sources import DATA, load
 from plures.errors import DataError, UsageError
@@ -371,7 +371,7 @@ def test_shakespeare_leaves_out_speakers_with_fewer_than_three_rows(tmp_path):
     (tmp_path / "shakespeare" / "long.txt").write_text("a" * 241)
     (tmp_path / "shakespeare" / "short.txt").write_text("z" * 240)  # the last row lacks the character after it
     data = load("shakespeare", tmp_path)
-    assert sources.LEAST_WINDOWS == 3 and data.client_names == ("long",) and len(data.y) == 3
+    assert readers.LEAST_WINDOWS == 3 and data.client_names == ("long",) and len(data.y) == 3
 
 
 def test_missing_shakespeare_error_names_the_folder(tmp_path):
@@ -879,5 +879,5 @@ def test_published_shakespeare_has_many_speakers_and_about_80_characters():
     data = real("shakespeare")
     assert data.x.shape == data.y.shape == (len(data.y), 80) and 70 < data.n_classes < 100
     assert data.client is not None and len(data.client_names) > 500
-    assert np.bincount(data.client).min() >= sources.LEAST_WINDOWS
+    assert np.bincount(data.client).min() >= readers.LEAST_WINDOWS
     assert (data.x[:, 1:] == data.y[:, :-1]).all()

@@ -1,16 +1,17 @@
-"""Convolutions by Winograd's scheme are convolutions, and so are their gradients; where it does not pay it is not used."""
+"""Convolutions by Winograd's scheme are convolutions, and so are their gradients; it is used only where it pays."""
 
 import pytest
 import torch
 from torch.nn.functional import conv2d
 
-from plures import tree
-from plures.engine import trace
+from plures import engine, tree
+from plures.engine import costs
 from plures.engine.passes import winograd
 from plures.methods.messages import Same
 from plures.runs.config import make_config
 from plures.runs.scene import make_scene
-from plures.simulate import executor
+from plures.simulate.stacking import run_group
+from plures.simulate.work import train_function
 
 # rows, clients, in, out, height, width, window, padding
 SHAPES = [
@@ -75,7 +76,7 @@ def pictures(model, style, n, options):
     task, method = scene.task, scene.method
     state = tree.map(lambda x: torch.stack([x] * n), method.init_client(task, task.initial))
     shards = scene.population.shards(range(n), "train", "train", 0)
-    return executor.run_group(style, executor.train_function(method, task), Same(task.initial), state, shards)[1]
+    return run_group(style, train_function(method, task), Same(task.initial), state, shards)[1]
 
 
 class Wide(torch.nn.Module):
@@ -95,20 +96,20 @@ class Wide(torch.nn.Module):
 @pytest.mark.parametrize("n", [1, 3])
 def test_a_stack_trains_by_it_as_one_client_after_another(n, momentum):
     options = {"method": "fedavg", "momentum": momentum}
-    trace._known.clear()
+    engine._steps.clear()
     stacked = pictures(f"{__name__}:Wide", "vectorised", n, options)
-    (step,) = trace._known.values()
+    (step,) = engine._steps.values()
     names = list(stacked)
-    assert [names[i] for i in step.by_taps] == ["second.weight"]
+    assert [names[i] for i in step.taps_first] == ["second.weight"]
     alone = pictures(f"{__name__}:Wide", "one_by_one", n, options)
     for name, x in alone.items():
         assert torch.allclose(x, stacked[name], rtol=1e-4, atol=1e-6), name
 
 
 def test_kernels_that_something_else_reads_stay_as_they_lie():
-    trace._known.clear()
+    engine._steps.clear()
     stacked = pictures(f"{__name__}:Wide", "vectorised", 2, {"method": "fedprox"})
-    assert [step.by_taps for step in trace._known.values()] == [[]]
+    assert [step.taps_first for step in engine._steps.values()] == [[]]
     alone = pictures(f"{__name__}:Wide", "one_by_one", 2, {"method": "fedprox"})
     assert all(torch.allclose(x, stacked[name], rtol=1e-4, atol=1e-6) for name, x in alone.items())
 
@@ -117,7 +118,7 @@ def test_clients_with_large_convolutions_train_alone_and_are_tested_together(mon
     task = make_scene(
         make_config({"method": "fedavg", "model": f"{__name__}:Wide", "clients": 2, "partition": "iid"})
     ).task
-    together = executor.cost_of(task, 10, 3, 100).most
-    monkeypatch.setattr(execute, "WEIGHT_BYTES", tree.n_bytes(task.initial))
-    assert executor.cost_of(task, 10, 3, 100).most == 1
-    assert executor.cost_of(task, 10, 1, 100).most == together > 1
+    together = costs.cost_of(task.size, 10, 3, 100).most
+    monkeypatch.setattr(costs, "WEIGHT_BYTES", tree.n_bytes(task.initial))
+    assert costs.cost_of(task.size, 10, 3, 100).most == 1
+    assert costs.cost_of(task.size, 10, 1, 100).most == together > 1

@@ -9,7 +9,7 @@ import torch
 from plures.data import sources
 from plures.federate import server
 from plures.federate.client import Client
-from plures.federate.server import FederatedRun, Terms
+from plures.federate.server import FederatedClients, Terms
 from plures.runs import checkpoint
 from plures.runs.callbacks import Callback
 from plures.runs.config import make_config
@@ -23,7 +23,7 @@ OPTIONS = {"rounds": 3, "lr": 0.1, "batch": 5, "seed": 3}
 
 
 def write_data(folder: Path, sizes: dict[str, int] = SIZES) -> Path:
-    """One file a client, a third of whose rows are for testing."""
+    """One file for each client, a third of whose rows are for testing."""
     data = sources.load("digits")
     rows, at = np.random.default_rng(5).permutation(len(data.y)), 0
     folder.mkdir(parents=True, exist_ok=True)
@@ -40,7 +40,7 @@ def quiet(line: str) -> None:
 
 
 class Here:
-    """A link to nodes in this process. `bend` may change an answer, or swallow it by None."""
+    """A link to clients in this process. `bend` may change an answer, or swallow it by None."""
 
     def __init__(self, nodes: dict[str, Client], bend: Callable[[str, bytes], bytes | None] | None = None) -> None:
         self.nodes, self.bend = nodes, bend or (lambda name, answer: answer)
@@ -65,17 +65,17 @@ def nodes_of(data: Path, folder: Path) -> dict[str, Client]:
     return {path.stem: Client(path.stem, path, folder / path.stem, quiet) for path in sorted(data.glob("*.npz"))}
 
 
-def federated(method: str, link: Here, folder: Path, terms: Terms = PATIENT, say=quiet, **options) -> FederatedRun:
+def federated(method: str, link: Here, folder: Path, terms: Terms = PATIENT, say=quiet, **options) -> FederatedClients:
     """A run that has not begun."""
     config = make_config({**OPTIONS, "method": method, **options})
-    about = server.agreed(server.hellos(link, link.clients(), config, terms, say))
+    about = server.new_experiment(server.hellos(link, link.clients(), config, terms, say))
     folder.mkdir(parents=True)
-    return FederatedRun(server.begin(config, about, folder), about, folder, say, link, terms)
+    return FederatedClients(server.write_start(config, about, folder), about, folder, say, link, terms)
 
 
-def going_on(folder: Path, link: Here, terms: Terms = PATIENT) -> FederatedRun:
-    scene, about = server.reopened(folder)
-    found = FederatedRun(scene, about, folder, quiet, link, terms)
+def resumed(folder: Path, link: Here, terms: Terms = PATIENT) -> FederatedClients:
+    scene, about = server.open_scene(folder)
+    found = FederatedClients(scene, about, folder, quiet, link, terms)
     found.load()
     return found
 
@@ -89,7 +89,7 @@ def simulated(method: str, data: Path, folder: Path, **options) -> Result:
 def assert_same_state(folder: Path, simulation: Path, private: Callable[[str], Path], tolerance: float) -> None:
     """The server's state and what each client has on its own disk are those of the simulation."""
     here, there = checkpoint.read(folder / "checkpoint")[0], checkpoint.read(simulation / "checkpoint")[0]
-    _, about = server.reopened(folder)
+    _, about = server.open_scene(folder)
     assert here is not None and there is not None
     (ids, versions), (expected_ids, rows) = here.clients(), there.clients()
     assert ids.tolist() == expected_ids.tolist()

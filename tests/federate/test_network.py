@@ -23,15 +23,15 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'plures
 from plures import report
 from plures.cli import main
 from plures.runs import checkpoint
-from tests.federation import SIZES, assert_same_state, simulated, write_data
+from tests.federate.federation import SIZES, assert_same_state, simulated, write_data
 
 pytestmark = pytest.mark.xdist_group("federation")
 
 METHODS = ["fedavg", "ditto", "fedala:cap=3", "fedrod", "pfedla", "scaffold"]
 OPTIONS = {"rounds": 5, "lr": 0.1, "batch": 5, "seed": 3}
 FLAGS = [word for key, value in OPTIONS.items() for word in (f"--{key}", str(value))]
-PLURES = [sys.executable, "-c", "from plures.cli import main; main()"]
-ROOT = Path(__file__).parent.parent
+PLURES = [sys.executable, "-c", "from plures.cli.main import main; main()"]
+ROOT = Path(__file__).parent.parent.parent
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
 
 
@@ -215,9 +215,9 @@ EVIL = """
 import sys, time
 import torch
 from plures.federate import wire
-from plures.federate.node import Node
+from plures.federate.client import Client
 
-honest = Node.answer
+honest = Client.answer
 BAD = [
     {"upload/head.bias": torch.full((10,), torch.nan)},
     {"upload/head.bias": torch.zeros(3)},
@@ -237,8 +237,8 @@ def answer(self, message):
     metadata = {"fields": json.dumps(fields), "same": "{}"}
     return save({**tensors, **BAD[fields["round"]]}, metadata=metadata)
 
-Node.answer = answer
-from plures.cli import main
+Client.answer = answer
+from plures.cli.main import main
 main()
 """
 

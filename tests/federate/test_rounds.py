@@ -14,6 +14,7 @@ from safetensors.torch import load, save
 from plures import tree
 from plures.cli.view import ProgressReport
 from plures.errors import DataError, RunFailed, UsageError
+from plures.federate import client as client_half
 from plures.federate import server, wire
 from plures.federate.client import Client
 from plures.federate.server import Terms
@@ -21,24 +22,27 @@ from plures.federate.wire import Refused
 from plures.methods import METHODS
 from plures.methods.ditto import Ditto
 from plures.methods.fedavg import FedAvg
+from plures.methods.messages import one_of
 from plures.runs import adapt, checkpoint
 from plures.runs.callbacks import Callback
 from plures.runs.simulation import open_simulation, resume
 from plures.runs.state import RunState
-from tests.federation import (
+from plures.simulate.shapes import shapes_of
+from tests.federate.federation import (
     Here,
     assert_same_state,
     federated,
-    going_on,
     nodes_of,
     quiet,
+    resumed,
     simulated,
     write_data,
 )
+from tests.methods.test_every_method import NAMES
 from tests.small import scene_of
-from tests.test_every_method import NAMES
 
 SHORT = Terms(deadline=0.5, quorum=0.5, resend=60)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +55,14 @@ def link(data, tmp_path):
     return Here(nodes_of(data, tmp_path / "nodes"))
 
 
+def play_round(clients, score=False):
+    """A round without the loop around it."""
+    answers = clients.play(score)
+    if answers.scores is not None:
+        clients.state.add_scores(answers.scores)
+    clients.state.merge(answers)
+
+
 def unlike(rows):
     """Rows of rounds without times."""
     return [{key: value for key, value in row.items() if "seconds" not in key} for row in rows]
@@ -61,7 +73,7 @@ def unlike(rows):
 
 @pytest.mark.parametrize("method", NAMES)
 def test_a_federated_run_is_the_simulation_bit_for_bit(method, link, data, tmp_path):
-    found = server.carry_out(federated(method, link, tmp_path / "run", participation=0.75), Callback())
+    found = server.play(federated(method, link, tmp_path / "run", participation=0.75), Callback())
     expected = simulated(method, data, tmp_path / "sim", participation=0.75, pool_rows=0)
     assert_same_state(tmp_path / "run", tmp_path / "sim", lambda name: tmp_path / "nodes" / name, 0)
     for here, there in zip(unlike(found.rounds), unlike(expected.rounds), strict=True):
@@ -73,14 +85,13 @@ def test_a_federated_run_is_the_simulation_bit_for_bit(method, link, data, tmp_p
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_the_forms_of_every_method_are_those_of_what_it_sends(name):
+def test_the_shapes_of_every_method_are_those_of_what_it_sends(name):
     scene = scene_of(name)
-    found = wire.forms(scene.method, scene.task, len(scene.population.train))
-    began = RunState(scene, None, quiet, ())
-    began.close()
+    found = shapes_of(scene.method, scene.task, scene.population.sizes())
+    began = RunState(scene, None, quiet)
     first = torch.tensor([0])
     for part, call in (("train", scene.method.send), ("serve", scene.method.serve)):
-        sent = wire._one(call(scene.task, began.server, first))
+        sent = one_of(call(scene.task, began.server, first), 0)
         form = getattr(found, part)
         assert tree.names(form) == tree.names(sent)
         assert [(x.shape, x.dtype) for x in tree.leaves(form)] == [(x.shape, x.dtype) for x in tree.leaves(sent)]
@@ -88,7 +99,7 @@ def test_the_forms_of_every_method_are_those_of_what_it_sends(name):
 
 def test_what_a_client_keeps_of_the_layers_is_not_sent(link, tmp_path):
     federated_run = federated("heurpfedla", link, tmp_path / "run", eval_every=0)
-    federated_run.play_round(score=False)
+    play_round(federated_run)
     federated_run.close()
     _, message = link.sent[-1]
     sent = {name for name in load(message) if name != "train/layers kept"}
@@ -97,18 +108,18 @@ def test_what_a_client_keeps_of_the_layers_is_not_sent(link, tmp_path):
 
 def test_equal_tensors_travel_once(link, tmp_path):
     federated_run = federated("scaffold", link, tmp_path / "run")
-    federated_run.play_round(score=False)
-    federated_run.play_round(score=True)
+    play_round(federated_run)
+    play_round(federated_run, score=True)
     federated_run.close()
     assert all(name.startswith("train/") for name in load(link.sent[-1][1]))  # serve and generic are the same
 
 
 def test_the_manifest_names_every_tensor_with_shape_type_bytes_and_direction():
     scene = scene_of("fedper")
-    rows = wire.manifest(wire.forms(scene.method, scene.task, 3))
+    rows = wire.manifest(shapes_of(scene.method, scene.task, torch.arange(3)))
     up = {row["name"]: (row["shape"], row["dtype"], row["bytes"]) for row in rows if row["direction"] == "up"}
     assert up == {"upload/hidden.weight": ([8, 64], "float32", 2048), "upload/hidden.bias": ([8], "float32", 32)}
-    text = "\n".join(wire.manifest_lines(wire.forms(scene.method, scene.task, 3)))
+    text = "\n".join(wire.manifest_lines(shapes_of(scene.method, scene.task, torch.arange(3))))
     assert "upload/hidden.weight" in text and "stays with the client: kept/head.weight, kept/head.bias" in text
 
 
@@ -120,8 +131,8 @@ def asked(link, tmp_path):
     """A run, a request to its first client, and that client's honest answer."""
     found = federated("ditto", link, tmp_path / "run")
     with torch.no_grad():
-        message = found.scene.method.send(found.scene.task, found.server, torch.tensor([0]))
-    request = found._request(0, train=True, score=False, last=False)
+        message = found.state.scene.method.send(found.state.scene.task, found.state.server, torch.tensor([0]))
+    request = found._request(0, train=True, score=False, is_last=False)
     answer = link.nodes["hospital-a"].answer(wire.pack(request, {"train": message.tree}))
     yield found, request, answer
     found.close()
@@ -135,7 +146,7 @@ def changed(answer, tensors=None, **fields):
 
 def test_an_honest_answer_is_taken(asked):
     found, request, answer = asked
-    assert found.checked(request, answer).fields.n == 16
+    assert found.check_answer(request, answer).fields.n == 16
 
 
 BAD_TENSORS = {
@@ -152,7 +163,7 @@ BAD_TENSORS = {
 def test_bad_tensors_are_refused(asked, tensors, why):
     found, request, answer = asked
     with pytest.raises(Refused, match=why.replace("(", r"\(").replace(")", r"\)")):
-        found.checked(request, changed(answer, tensors))
+        found.check_answer(request, changed(answer, tensors))
 
 
 BAD_FIELDS = {
@@ -172,7 +183,7 @@ BAD_FIELDS = {
 def test_bad_fields_are_refused(asked, fields, why):
     found, request, answer = asked
     with pytest.raises(Refused, match=why):
-        found.checked(request, changed(answer, **fields))
+        found.check_answer(request, changed(answer, **fields))
 
 
 def test_a_missing_tensor_is_refused(asked):
@@ -181,7 +192,7 @@ def test_a_missing_tensor_is_refused(asked):
     del tensors["upload/head.bias"]
     less = save(tensors, metadata={"fields": json.dumps(fields), "same": "{}"})
     with pytest.raises(Refused, match=r"upload/head\.bias is missing"):
-        found.checked(request, less)
+        found.check_answer(request, less)
 
 
 def test_a_pickle_is_refused_and_not_opened(asked, tmp_path):
@@ -194,14 +205,14 @@ def test_a_pickle_is_refused_and_not_opened(asked, tmp_path):
     np.save(file, np.array([Evil()], dtype=object), allow_pickle=True)
     for content in (file.getvalue(), b"", b"\xff" * 100, save({"x": torch.zeros(1)})):
         with pytest.raises(Refused, match="not a message of ours"):
-            found.checked(request, content)
+            found.check_answer(request, content)
     node = found.link.nodes["hospital-a"]
     assert b"Refused" in node.answer(file.getvalue())
     assert not (tmp_path / "opened").exists()
 
 
 def test_whole_numbers_that_name_no_client_are_refused():
-    with pytest.raises(Refused, match="upload/wanted names a client that there is not"):
+    with pytest.raises(Refused, match="upload/wanted names a client that does not exist"):
         server._check_numbers({"wanted": torch.tensor([0, 4])}, 4)
 
 
@@ -213,7 +224,7 @@ def test_a_refused_answer_is_counted_and_named_and_ends_nothing(link, tmp_path):
 
     link.bend = bend
     said = []
-    found = server.carry_out(federated("fedavg", link, tmp_path / "run", say=said.append), Callback())
+    found = server.play(federated("fedavg", link, tmp_path / "run", say=said.append), Callback())
     assert found.summary["refused_updates"] == 1
     assert found.summary["refusals"] == [
         {"round": 2, "client": "hospital-b", "why": "upload/head.bias has numbers that are not finite"}
@@ -226,7 +237,7 @@ def test_a_method_that_uploads_what_is_not_on_the_list_is_stopped_at_the_client(
     federated_run = federated("ditto", link, tmp_path / "run", terms=SHORT)
     honest = Ditto.train
 
-    def leaky(self, task, received, client, shard, worn=None):
+    def leaky(self, task, received, client, shard, terms=None):
         kept, upload, metrics = honest(self, task, received, client, shard)
         if len(shard.rows) > 1:  # not while the list is made
             upload = upload | {"own.head.bias": kept.model["head.bias"]}
@@ -234,7 +245,7 @@ def test_a_method_that_uploads_what_is_not_on_the_list_is_stopped_at_the_client(
 
     monkeypatch.setattr(Ditto, "train", leaky)
     with pytest.raises(RunFailed, match="0 of 4 clients gave an update"):
-        server.carry_out(federated_run, Callback())
+        server.play(federated_run, Callback())
     assert {one["why"] for one in federated_run.refusals} == {"it had an error (Refused); its own log says more"}
 
 
@@ -243,13 +254,13 @@ def test_words_of_an_error_stay_with_the_client(link, tmp_path, monkeypatch):
     link.nodes["hospital-a"].say = said.append
     federated_run = federated("fedavg", link, tmp_path / "run", terms=SHORT)
 
-    def failing(self, task, received, client, shard, worn=None):
+    def failing(self, task, received, client, shard, terms=None):
         raise ValueError("patient 4711 has a row of nan")
 
     monkeypatch.setattr(FedAvg, "train", failing)
-    monkeypatch.setattr(wire, "forms", lambda *_: federated_run.forms)
+    monkeypatch.setattr(client_half, "shapes_of", lambda *_: federated_run.shapes)
     with pytest.raises(RunFailed):
-        federated_run.play_round(score=False)
+        play_round(federated_run)
     federated_run.close()
     assert federated_run.refusals[0]["why"] == "it had an error (ValueError); its own log says more"
     assert any("patient 4711" in line for line in said)
@@ -292,7 +303,7 @@ def test_a_client_that_never_answers_is_left_behind_and_told_when_it_is_back(lin
     told = []
     link.nodes["hospital-c"].say = told.append
     link.bend = lambda name, answer: None if name == "hospital-c" and in_round(answer, 1) else answer
-    found = server.carry_out(federated("ditto", link, tmp_path / "run", terms=SHORT), Callback())
+    found = server.play(federated("ditto", link, tmp_path / "run", terms=SHORT), Callback())
     assert found.summary["silent"] == [{"round": 2, "client": "hospital-c"}]
     assert found.summary["refused_updates"] == 0
     assert "the server went on without us in round 2; our state is that of round 1" in told
@@ -302,7 +313,7 @@ def test_too_few_answers_end_the_run_in_a_state_to_go_on_from(link, tmp_path):
     link.bend = lambda name, answer: answer if name == "hospital-a" or b"hello" in answer else None
     federated_run = federated("fedavg", link, tmp_path / "run", terms=SHORT)
     with pytest.raises(RunFailed, match=r"1 of 4 clients .* 2 are needed.*go on with: plures federate start --resume"):
-        server.carry_out(federated_run, Callback())
+        server.play(federated_run, Callback())
 
 
 def test_a_lost_message_is_sent_again_and_late_and_second_answers_are_ignored(monkeypatch):
@@ -318,34 +329,34 @@ def test_a_lost_message_is_sent_again_and_late_and_second_answers_are_ignored(mo
         def pull(self, numbers):
             return self.answers.pop(0)
 
-    monkeypatch.setattr(rounds, "LOST_SECONDS", 0)
+    monkeypatch.setattr(server, "LOST_SECONDS", 0)
     link, taken = Scripted(), []
     silent = server.gather(link, {"a": lambda: b"message"}, lambda name, answer: taken.append(answer), Terms())
     assert (silent, taken, link.n_sent) == ([], [b"first"], 2)
 
 
-def test_a_server_that_was_killed_goes_on_as_if_it_had_not(link, data, tmp_path):
+def test_a_server_that_was_killed_is_resumed_as_if_it_had_not(link, data, tmp_path):
     first = federated("ditto", link, tmp_path / "run")
     for score in (False, True):
-        first.play_round(score)
-        first.save()
-    first.play_round(score=True)  # the clients are in round 3, and nobody has written it down
+        play_round(first, score)
+        first.state.save(first.manifest())
+    play_round(first, score=True)  # the clients are in round 3, and nobody has written it down
     first.close()
     progress = ProgressReport(Console(file=io.StringIO()), "ditto", tmp_path / "run" / "log.txt", quiet=False)
-    server.carry_out(going_on(tmp_path / "run", link), progress)
+    server.play(resumed(tmp_path / "run", link), progress)
     told = (tmp_path / "run" / "log.txt").read_text()
-    assert "going on after round 2" in told and all(f"round {r}/3" in told for r in (2, 3))
+    assert "resumed after round 2" in told and all(f"round {r}/3" in told for r in (2, 3))
     simulated("ditto", data, tmp_path / "sim")
     assert_same_state(tmp_path / "run", tmp_path / "sim", lambda name: tmp_path / "nodes" / name, 0)
 
 
 def test_a_client_that_was_killed_goes_on_with_its_state(link, data, tmp_path):
     found = federated("ditto", link, tmp_path / "run")
-    found.play_round(score=False)
+    play_round(found)
     link.nodes |= nodes_of(data, tmp_path / "nodes")  # all of them start again
-    found.play_round(score=False)
-    found.play_round(score=False)
-    found.save()
+    play_round(found)
+    play_round(found)
+    found.state.save(found.manifest())
     found.close()
     simulated("ditto", data, tmp_path / "sim")
     assert_same_state(tmp_path / "run", tmp_path / "sim", lambda name: tmp_path / "nodes" / name, 0)
@@ -354,45 +365,43 @@ def test_a_client_that_was_killed_goes_on_with_its_state(link, data, tmp_path):
 def test_a_client_that_lost_its_state_begins_anew_and_says_so(link, tmp_path):
     said = []
     found = federated("ditto", link, tmp_path / "run", say=said.append)
-    found.play_round(score=False)
+    play_round(found)
     (state,) = checkpoint.folders(tmp_path / "nodes" / "hospital-a" / "state" / found.about.id)
     (state / "state.safetensors").write_bytes(b"torn")
-    found.play_round(score=False)
+    play_round(found)
     found.close()
     assert "round 2: hospital-a had lost its state and began anew" in said
 
 
 def test_old_versions_of_a_state_are_forgotten(link, tmp_path):
-    server.carry_out(federated("ditto", link, tmp_path / "run", rounds=5), Callback())
+    server.play(federated("ditto", link, tmp_path / "run", rounds=5), Callback())
     kept = checkpoint.folders(next((tmp_path / "nodes" / "hospital-a" / "state").iterdir()))
     assert [path.name for path in kept] == ["000004", "000005"]
 
 
 def test_every_client_ends_with_its_own_model_on_its_own_disk(link, data, tmp_path):
     found = federated("fedrod", link, tmp_path / "run")
-    server.carry_out(found, Callback())
+    server.play(found, Callback())
     simulated("fedrod", data, tmp_path / "sim")
-    simulation = open_simulation(tmp_path / "sim", quiet)
-    expected = checkpoint.named("model", simulation.personal_model(0))
-    simulation.close()
+    with open_simulation(tmp_path / "sim") as simulation:
+        expected = tree.by_path("model", simulation.personal_model(0))
     own = load((tmp_path / "nodes" / "hospital-a" / "models" / f"{found.about.id}.safetensors").read_bytes())
     torch.testing.assert_close(own, expected)
 
 
 def test_a_new_client_makes_its_own_model_as_it_would_from_a_simulation(link, data, tmp_path):
-    server.carry_out(federated("fedrep", link, tmp_path / "run"), Callback())
+    server.play(federated("fedrep", link, tmp_path / "run"), Callback())
     extra = write_data(tmp_path / "extra", {"late": 30})
     link.nodes["late"] = Client("late", extra / "late.npz", tmp_path / "nodes" / "late", quiet)
-    again = going_on(tmp_path / "run", link)
+    again = resumed(tmp_path / "run", link)
     found = server.adapt(again, "late", epochs=2)
     again.close()
     simulated("fedrep", data, tmp_path / "sim")
-    simulation = open_simulation(tmp_path / "sim", quiet)
-    expected = adapt.from_rows(simulation, extra / "late.npz", 2)
-    simulation.close()
+    with open_simulation(tmp_path / "sim") as simulation:
+        expected = adapt.from_rows(simulation.state, extra / "late.npz", 2)
     assert found["curve"] == pytest.approx(expected.summary["curve"])
     own = load((tmp_path / "nodes" / "late" / "models" / f"{again.about.id}.safetensors").read_bytes())
-    torch.testing.assert_close(own, checkpoint.named("model", expected.model))
+    torch.testing.assert_close(own, tree.by_path("model", expected.model))
 
 
 def test_other_commands_say_where_the_models_of_a_federated_run_are(link, tmp_path):
@@ -402,7 +411,9 @@ def test_other_commands_say_where_the_models_of_a_federated_run_are(link, tmp_pa
 
 
 def test_without_flower_a_sentence_says_how_to_install_it():
-    code = "import sys; sys.modules['flwr'] = None\nfrom plures import cli\nsys.exit(cli.call(['federate', 'status']))"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    code = "import sys; sys.modules['flwr'] = None; from plures.cli.main import call; sys.exit(call(sys.argv[1:]))"
+    found = subprocess.run(
+        [sys.executable, "-c", code, "federate", "status"], capture_output=True, text=True, timeout=120
+    )
     assert found.returncode == 2
     assert found.stderr == "plures: `plures federate` needs Flower; install it with: pip install 'plures[deploy]'\n"

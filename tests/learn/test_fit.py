@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from plures import seeds, tree
+from plures import engine, seeds, tree
 from plures.data.batches import _sorted_within, batches_per_epoch, plan_batches
 from plures.data.shard import Shard
-from plures.engine import trace
+from plures.engine import Engine, Usage, steps
 from plures.learn.fit import fit, measure
 from plures.learn.solver import Plateau, Solver
 from plures.methods.messages import Same
 from plures.simulate.stacking import one_by_one, vectorised
 
-# A world without a model: rows are points, an objective penalties `p` to the mean of a batch.
+# A world without a model: rows are points, an objective pulls `p` to the mean of a batch.
 
 
 def points(sizes, width=3):
@@ -170,7 +170,7 @@ def test_plateau_stops_each_client_when_its_own_loss_has_settled():
     stacked, alone = run(
         shards,
         lambda shard, s: fit(
-            objective, torch.ones(3), shard, Solver(lr=0.5, batch=6), (s,), epochs=torch.tensor(60), stop=stop
+            objective, torch.ones(3), shard, Solver(lr=0.5, batch=6, stop=stop), (s,), epochs=torch.tensor(60)
         ),
         speed,
     )
@@ -187,7 +187,7 @@ def test_plateau_stops_each_client_when_its_own_loss_has_settled():
     torch.testing.assert_close(stacked.params, alone.params)
 
 
-def test_statistics_take_the_step_of_their_slope_and_no_learning_rate():
+def test_statistics_take_the_step_of_their_gradient_and_no_learning_rate():
     def objective(params, batch):
         return (params["running_mean"] * 2.0).sum() + (params["weight"] * 2.0).sum()
 
@@ -208,7 +208,7 @@ def test_objective_that_closes_over_a_tensor_is_refused_when_stacked():
         )
 
 
-def test_no_slope_is_taken_through_a_fit():
+def test_no_gradient_is_taken_through_a_fit():
     shard = points([4])
     one = Shard(shard.x, shard.y, *[x[0] for x in shard[2:]])
 
@@ -233,7 +233,7 @@ def test_measure_sums_over_all_rows_in_batches():
 
 
 def test_batches_of_many_clients_are_measured_at_once_if_they_share_all_that_is_read(monkeypatch):
-    fit_module = importlib.import_module("plures.fit")
+    fit_module = importlib.import_module("plures.learn.fit")
     monkeypatch.setattr(fit_module, "TOGETHER", 4)
     monkeypatch.setattr(fit_module, "TEST_BATCH", 20)
     shards = points([40, 3, 17])._replace(counts=torch.tensor([[2.0], [3.0], [5.0]]))
@@ -293,21 +293,15 @@ def test_traced_step_is_used_and_equals_the_untraced_one(monkeypatch):
     def objective(p, batch):
         return to_mean(p, batch) + p.sin().sum()
 
-    used = []
-    original = trace.step_of
+    def learn():
+        with engine.metered() as meter, torch.no_grad():
+            fitted = vectorised(lambda _, s: fit(objective, torch.ones(3), s, solver), Same({}), shards)
+        return fitted, meter.total
 
-    def watched(*args, **more):
-        step = original(*args, **more)
-        used.append(step)
-        return step
-
-    monkeypatch.setattr(trace, "step_of", watched)
-    with torch.no_grad():
-        traced = vectorised(lambda _, s: fit(objective, torch.ones(3), s, solver), Same({}), shards)
-        monkeypatch.setattr(trace, "_traced", lambda *a: None)
-        monkeypatch.setattr(trace, "_known", {})
-        plain = vectorised(lambda _, s: fit(objective, torch.ones(3), s, solver), Same({}), shards)
-    assert [step.traced for step in used] == [True, False]
+    traced, usage = learn()
+    with engine.using(Engine("eager")):
+        plain, eager_usage = learn()
+    assert usage == Usage(10, 0, ()) and eager_usage == Usage(0, 10, ("the engine is eager",))
     torch.testing.assert_close(traced.params, plain.params)
 
 
@@ -319,24 +313,24 @@ def bowl(p, batch, body):
 
 @pytest.mark.parametrize("room", [1 << 20, 0])
 def test_batches_that_come_again_are_computed_once_and_give_the_same(monkeypatch, room):
-    fit_module = importlib.import_module("plures.fit")
-    monkeypatch.setattr(fit_module, "MEMORY_BYTES", room)
+    monkeypatch.setattr(steps, "MEMORY_BYTES", room)
     shards, bodies = points([4, 9, 2, 9]), torch.randn(4, 3, 3, generator=torch.Generator().manual_seed(0))
     firsts = []
-    original = trace.step_of
+    original = engine.compile_step
 
-    def watched(*args, **more):
-        step = original(*args, **more)
-        early = step.again.early
-        again = step.again._replace(early=lambda tensors: firsts.append(len(tensors[1])) or early(tensors))
-        return step._replace(again=again)
+    def watched(*args):
+        step = original(*args)
+        if step.repeat is None:  # one client by itself
+            return step
+        early = step.repeat.early
+        repeat = step.repeat._replace(early=lambda tensors: firsts.append(len(tensors[1])) or early(tensors))
+        return step._replace(repeat=repeat)
 
-    monkeypatch.setattr(trace, "step_of", watched)
-    solver = Solver(lr=0.1, batch=2, epochs=6)
-    stop = Plateau(window=2, threshold=0.02)
+    monkeypatch.setattr(engine, "compile_step", watched)
+    solver = Solver(lr=0.1, batch=2, epochs=6, stop=Plateau(window=2, threshold=0.02), shuffle=False)
 
     def learned(shard, body):
-        return fit(bowl, torch.ones(3), shard, solver, (body,), stop=stop, shuffle=False)
+        return fit(bowl, torch.ones(3), shard, solver, (body,))
 
     stacked, alone = run(shards, learned, bodies)
     assert stacked.steps.tolist() == alone.steps.tolist() and len(set(alone.steps.tolist())) > 1
@@ -346,16 +340,15 @@ def test_batches_that_come_again_are_computed_once_and_give_the_same(monkeypatch
 
 @pytest.mark.parametrize("room", [1, 600, 1 << 20])
 def test_steps_computed_ahead_give_the_same_however_many_they_are(monkeypatch, room):
-    fit_module = importlib.import_module("plures.fit")
-    monkeypatch.setattr(fit_module, "AHEAD_BYTES", room)
+    monkeypatch.setattr(steps, "AHEAD_BYTES", room)
     chunks = []
-    original = fit_module._Ahead._compute
+    original = steps._LookAhead._compute
 
     def watched(self, t, *sizes):
         original(self, t, *sizes)
         chunks.append(self.end - t)
 
-    monkeypatch.setattr(fit_module._Ahead, "_compute", watched)
+    monkeypatch.setattr(steps._LookAhead, "_compute", watched)
     solver = Solver(lr=0.1, batch=2, epochs=3)
     bodies = torch.randn(4, 3, 3, generator=torch.Generator().manual_seed(0))
 
@@ -372,8 +365,8 @@ def test_steps_computed_ahead_give_the_same_however_many_they_are(monkeypatch, r
 
 @pytest.mark.parametrize("threshold", [0.2, 0.5])
 def test_clients_that_stop_early_leave_steps_computed_ahead(threshold):
-    solver, stop = Solver(lr=0.1, batch=2, epochs=9), Plateau(window=2, threshold=threshold)
-    stacked, alone = run(points([4, 9, 2, 9]), lambda s: fit(to_mean, torch.ones(3), s, solver, stop=stop))
+    solver = Solver(lr=0.1, batch=2, epochs=9, stop=Plateau(window=2, threshold=threshold))
+    stacked, alone = run(points([4, 9, 2, 9]), lambda s: fit(to_mean, torch.ones(3), s, solver))
     torch.testing.assert_close(stacked.params, alone.params)
     torch.testing.assert_close(stacked.loss, alone.loss)
     assert stacked.steps.tolist() == alone.steps.tolist()
@@ -387,8 +380,9 @@ def test_without_shuffling_every_epoch_meets_the_rows_in_their_order():
         return (p * (batch.x[:, 0] * batch.mask).sum()).sum()  # its gradient is the sum of the batch
 
     seen = []
-    for steps in range(1, 7):
-        fitted = fit(objective, torch.zeros(1), one(shards, 0), Solver(lr=1.0, batch=2, steps=steps), shuffle=False)
+    for n_steps in range(1, 7):
+        solver = Solver(lr=1.0, batch=2, steps=n_steps, shuffle=False)
+        fitted = fit(objective, torch.zeros(1), one(shards, 0), solver)
         seen.append(float(fitted.params))
     sums = -np.diff([0, *seen])
     x = shards.x[:, 0].numpy()

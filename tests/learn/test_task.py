@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from plures import models
 from plures.data.batches import Batch
 from plures.errors import UsageError
 from plures.learn.task import Task, build, cross_entropy
+from plures.models.names import model_maker
 from tests.small import TinyNorm
 
 
@@ -37,12 +37,12 @@ def norm_task():
     ],
 )
 def test_model_has_the_published_number_of_weights(name, shape, n_classes, n_weights):
-    model = models.maker(name, shape, n_classes)()
+    model = model_maker(name, shape, n_classes)()
     assert sum(p.numel() for p in model.parameters()) == n_weights
 
 
 def test_head_is_the_last_linear_layer_and_a_layer_is_a_module():
-    task = build(models.maker("hncnn-bn", (1, 28, 28), 10), torch.zeros(1, 28, 28), 10, 0)
+    task = build(model_maker("hncnn-bn", (1, 28, 28), 10), torch.zeros(1, 28, 28), 10, 0)
     assert task.head == "head"
     assert list(task.layers) == ["conv1", "norm1", "conv2", "norm2", "hidden1", "hidden2", "head"]
     assert task.layers["conv1"] == ("conv1.weight", "conv1.bias")
@@ -69,7 +69,7 @@ def test_declared_head_and_blocks_are_taken():
 
 
 def test_logits_are_those_of_the_module():
-    model = models.maker("hncnn-bn", (1, 28, 28), 10)().eval()
+    model = model_maker("hncnn-bn", (1, 28, 28), 10)().eval()
     task = Task(model, torch.zeros(1, 28, 28), 10)
     x = torch.randn(3, 1, 28, 28, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(task.logits(task.initial, x), model(x))
@@ -138,13 +138,13 @@ def test_dropout_keeps_the_share_it_says():
 
 
 def test_memory_of_a_row_counts_the_outputs_of_all_layers():
-    task = build(models.maker("cnn4", (1, 28, 28), 10), torch.zeros(1, 28, 28), 10, 0)
+    task = build(model_maker("cnn4", (1, 28, 28), 10), torch.zeros(1, 28, 28), 10, 0)
     head = 512  # in the place of the head, what it reads passes through
     assert task.row_bytes == 4 * (28 * 28 + 32 * 24 * 24 + 64 * 8 * 8 + 512 + head)
 
 
 def test_initial_weights_come_from_the_seed_alone():
-    make = models.maker("mlp", (1, 8, 8), 10)
+    make = model_maker("mlp", (1, 8, 8), 10)
     torch.manual_seed(1)
     before = torch.random.get_rng_state()
     a, b, c = (build(make, torch.zeros(1, 8, 8), 10, seed).initial["head.weight"] for seed in (0, 0, 1))

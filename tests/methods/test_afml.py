@@ -5,7 +5,7 @@ from torch.nn import functional as F
 
 from plures import seeds, tree
 from plures.data.batches import Batch, plan_batches
-from plures.learn.optimizers import TINY
+from plures.learn.optimizers import SERVER_EPSILON
 from plures.methods.afml import Afml, AfmlServer, divergence
 from plures.methods.base import Federation
 from plures.methods.ingredients.meta import meta_gradients
@@ -336,9 +336,8 @@ def test_gradients_of_means_and_deviations_are_those_of_autograd_through_the_dra
 
     p, s = leaves_of(server.model), leaves_of(server.spread)
     drawn = p | {name: p[name] + F.softplus(s[name]) * e for name, e in noise.items()}
-    loss = sum(
-        (gradients[name] * x).sum() for name, x in drawn.items()
-    )  # its gradient at the drawn weights is as given
+    # Its gradient at the drawn weights is as given.
+    loss = sum((gradients[name] * x).sum() for name, x in drawn.items())
     each = [kl_divergence(Normal(p[n], F.softplus(s[n])), Normal(0.0, 1.0)).sum() for n in noise]
     expected = torch.autograd.grad(loss + beta * sum(each), [*p.values(), *s.values()])
     assert_close(model, dict(zip(p, expected[: len(p)], strict=True)))
@@ -391,7 +390,7 @@ def test_server_may_step_with_adam():
     task, method = task_of(Dense), afml_of(sigma=0.0, alpha=0.0, latent="unit", server_kind="adam", server_lr=0.1)
     server = method.init_server(task, task.initial, federation_of())
     p = leaves_of(task.initial)
-    solver = torch.optim.Adam(p.values(), lr=0.1, eps=TINY)
+    solver = torch.optim.Adam(p.values(), lr=0.1, eps=SERVER_EPSILON)
     for round in range(3):
         uploads = uploads_of(task, False, (3 * round, 3 * round + 1))
         server = method.merge(task, server, torch.tensor([0, 2]), uploads, torch.tensor([9, 1]))
@@ -468,7 +467,7 @@ def test_personal_model_with_no_epoch_is_the_generic_one(make):
 
 def test_run_with_no_epoch_scores_the_generic_model_on_every_client():
     run = played(run_of("afml:pers=0,sigma=0.5", executor="one_by_one"), 2)
-    generic = run.scene.method.generic(run.scene.task, run.server)
+    generic = run.state.scene.method.generic(run.state.scene.task, run.state.server)
     for client in range(len(SIZES)):
         assert_same(run.personal_model(client), generic)
 
@@ -492,7 +491,7 @@ def test_personal_head_is_fine_tuned_on_all_training_rows_over_the_mean_encoder(
 
 def test_evaluation_changes_nothing_of_training():
     one, other = (played(run_of(f"afml:pers={p}", executor="one_by_one"), 2) for p in (0, 5))
-    assert_same(one.server, other.server)
+    assert_same(one.state.server, other.state.server)
 
 
 # The wire
@@ -501,10 +500,10 @@ def test_evaluation_changes_nothing_of_training():
 @pytest.mark.parametrize(("latent", "more"), [("unit", 0), ("vib", 8 * 8 + 8)])
 def test_one_model_goes_down_and_one_comes_up(latent, more):
     """610 numbers, and the layer of variances; deviations stay with the server."""
-    row = played(run_of(f"afml:latent={latent}", executor="one_by_one"), 1).rows[0]
+    row = played(run_of(f"afml:latent={latent}", executor="one_by_one"), 1).state.rows[0]
     assert row.bytes_down == row.bytes_up == len(SIZES) * 4 * (610 + more)
 
 
 def test_ft_fine_tunes_the_personal_model():
-    run, bare = (played(run_of(name, executor="one_by_one"), 1) for name in ("afml+ft:ft_epochs=2", "afml"))
-    assert differs(run.personal_model(5), bare.personal_model(5))
+    run, plain = (played(run_of(name, executor="one_by_one"), 1) for name in ("afml+ft:ft_epochs=2", "afml"))
+    assert differs(run.personal_model(5), plain.personal_model(5))

@@ -79,7 +79,7 @@ def test_alpha_zero_has_the_locally_trained_model_of_fedavg_as_personal_one_bit_
 def test_alpha_one_has_the_local_model_as_own_and_personal_one_bit_for_bit(model):
     one = played(run_of("apfl:alpha=1,adaptive=false", model, executor="one_by_one"), 3)
     other = played(run_of("local", model, executor="one_by_one"), 3)
-    assert_same(one.store.rows(EVERYONE).own, other.store.rows(EVERYONE).model)
+    assert_same(one.state.store.rows(EVERYONE).own, other.state.store.rows(EVERYONE).model)
     assert_same(one.personal_model(5), other.personal_model(5))
 
 
@@ -88,7 +88,7 @@ def test_alpha_one_has_the_local_model_as_own_and_personal_one_bit_for_bit(model
 def test_the_shared_model_is_that_of_fedavg_for_any_alpha_bit_for_bit(model, spec):
     options = {"participation": 0.5, "executor": "one_by_one"}
     one, other = (played(run_of(name, model, **options), 3) for name in (spec, "fedavg"))
-    assert_same(one.server, other.server)
+    assert_same(one.state.server, other.state.server)
 
 
 @pytest.mark.parametrize("make", [Dense, Normed])
@@ -110,7 +110,7 @@ def test_apfl_equals_its_steps_written_out_with_plain_modules(make, alpha):
 
 
 @pytest.mark.parametrize("make", [Dense, Normed])
-def test_slope_of_alpha_is_the_product_of_the_slope_at_the_mixture_with_the_difference(make):
+def test_gradient_of_alpha_is_the_product_of_the_gradient_at_the_mixture_with_the_difference(make):
     """One step a round, on the first batch, before both models move. The steps of statistics are no part of it."""
     task = task_of(make)
     received, own, shard = moved(task.initial, 1), moved(task.initial, 2), shard_for(task)
@@ -142,7 +142,7 @@ def test_alpha_stays_between_zero_and_one(own, shared, expected):
 
 
 def test_steps_on_a_bowl_are_those_worked_by_hand():
-    """v = 4, w = 0, centre 1, alpha 0.5, lr 0.5: the mixture is 2, its gradient 1; v = 4 - 0.5 * 0.5 = 3.75, w = 0.5."""
+    """v = 4, w = 0, centre 1, alpha 0.5, lr 0.5: the mixture is 2, gradient 1; v = 4 - 0.5 * 0.5 = 3.75, w = 0.5."""
     client = client_of({"w": torch.tensor([4.0])}, {"w": torch.zeros(1)}, 0.5)
     client, upload, _ = apfl_of(0.5, lr=0.5).train(Bowl(), {"w": torch.zeros(1)}, client, bowl_at(1.0))
     assert (float(client.own["w"]), float(upload["w"])) == (3.75, 0.5)
@@ -150,9 +150,9 @@ def test_steps_on_a_bowl_are_those_worked_by_hand():
 
 def test_a_fixed_alpha_stays():
     run = played(run_of("apfl:alpha=0.3,adaptive=false", executor="one_by_one"), 2)
-    assert torch.equal(run.store.rows(EVERYONE).alpha, torch.full((6,), 0.3))
+    assert torch.equal(run.state.store.rows(EVERYONE).alpha, torch.full((6,), 0.3))
     moving = played(run_of("apfl:alpha=0.3", executor="one_by_one"), 3)
-    assert len(set(moving.store.rows(EVERYONE).alpha.tolist())) > 4
+    assert len(set(moving.state.store.rows(EVERYONE).alpha.tolist())) > 4
 
 
 def test_the_personal_model_is_the_mixture_with_the_trained_or_the_received_model():

@@ -73,9 +73,9 @@ def by_hand(make, cores, p, steps, rates, start, pull, whose=(0, 2, 3), me=1, mo
 def test_with_all_weight_on_the_own_core_and_none_learned_apple_is_local_bit_for_bit(model):
     one = played(run_of("apple:one_hot=true,weights_lr=0", model, executor="one_by_one"), 3)
     other = played(run_of("local", model, executor="one_by_one"), 3)
-    assert_same(one.store.rows(EVERYONE).core, other.store.rows(EVERYONE).model)
-    assert_same(one.store.rows(EVERYONE).model, other.store.rows(EVERYONE).model)
-    assert torch.equal(one.store.rows(EVERYONE).weights, torch.eye(6))
+    assert_same(one.state.store.rows(EVERYONE).core, other.state.store.rows(EVERYONE).model)
+    assert_same(one.state.store.rows(EVERYONE).model, other.state.store.rows(EVERYONE).model)
+    assert torch.equal(one.state.store.rows(EVERYONE).weights, torch.eye(6))
 
 
 def test_with_equal_shares_that_are_not_learned_the_model_is_the_mean_of_cores():
@@ -110,7 +110,7 @@ def test_core_and_weights_equal_torch_optim_and_autograd(make, momentum):
     assert float((p - torch.tensor(weights)).abs().min()) > 1e-3
 
 
-def test_slope_of_a_weight_is_the_product_of_the_models_slope_with_its_core():
+def test_gradient_of_a_weight_is_the_product_of_the_models_gradient_with_its_core():
     """One step: p_j falls by weights_lr * <gradient at the sum, core_j>."""
     task = task_of(Dense)
     cores, shard = cores_of(task), shard_for(task)

@@ -2,7 +2,6 @@ import pytest
 import torch
 
 from plures.methods.ditto import Ditto, DittoClient
-from plures.simulate.sampling import draw_cohort
 from tests.methods.plain import (
     Bowl,
     Dense,
@@ -72,7 +71,7 @@ def test_ditto_upload_does_not_depend_on_lam(model):
     weak, strong = (
         played(run_of("ditto", model, settings={"lam": lam}, executor="one_by_one"), 2) for lam in (0.0, 2.0)
     )
-    assert_same(weak.server, strong.server)
+    assert_same(weak.state.server, strong.state.server)
 
 
 @pytest.mark.parametrize("model", ["mlp", "norm"])
@@ -80,14 +79,14 @@ def test_ditto_upload_does_not_depend_on_lam(model):
 def test_ditto_shared_model_is_that_of_fedavg_bit_for_bit(model, participation):
     options = {"participation": participation, "executor": "one_by_one"}
     one, other = (played(run_of(name, model, **options), 2) for name in ("ditto", "fedavg"))
-    assert_same(one.server, other.server)
+    assert_same(one.state.server, other.state.server)
 
 
 @pytest.mark.parametrize("model", ["mlp", "norm"])
 def test_ditto_with_lam_zero_is_local(model):
     one = played(run_of("ditto", model, settings={"lam": 0.0}, executor="one_by_one"), 2)
     other = played(run_of("local", model, executor="one_by_one"), 2)
-    assert_same(one.store.rows(EVERYONE).model, other.store.rows(EVERYONE).model)
+    assert_same(one.state.store.rows(EVERYONE).model, other.state.store.rows(EVERYONE).model)
 
 
 def test_ditto_with_a_strong_pull_has_the_received_model_as_own():
@@ -101,7 +100,7 @@ def test_ditto_with_a_strong_pull_has_the_received_model_as_own():
 def test_ditto_with_one_client_has_the_local_model_as_shared_one():
     split = small_split((31,))
     one, other = (played(run_of(name, split=split, executor="one_by_one"), 3) for name in ("ditto", "local"))
-    assert_same(one.server, other.personal_model(0))
+    assert_same(one.state.server, other.personal_model(0))
 
 
 def test_ditto_own_model_of_a_client_that_sits_out_stays_as_it_was():
@@ -110,7 +109,7 @@ def test_ditto_own_model_of_a_client_that_sits_out_stays_as_it_was():
         for _ in range(2):
             run.play_round()
         before = [run.personal_model(client) for client in range(len(SIZES))]
-        chosen = draw_cohort(run.scene.config, run.eligible, run.round, "drawn")
+        chosen = run.state.cohort(run.state.round)
         run.play_round()
         after = [run.personal_model(client) for client in range(len(SIZES))]
     finally:
@@ -151,5 +150,5 @@ def test_ditto_uniform_mean_does_not_see_rows():
 
 
 def test_ditto_moves_as_many_bytes_as_fedavg():
-    one, other = (played(run_of(name), 1).rows[0] for name in ("ditto", "fedavg"))
+    one, other = (played(run_of(name), 1).state.rows[0] for name in ("ditto", "fedavg"))
     assert (one.bytes_down, one.bytes_up) == (other.bytes_down, other.bytes_up)

@@ -8,14 +8,16 @@ import torch
 
 import plures
 from plures import tree
+from plures.engine import Cost, cost_of, costs
 from plures.errors import UsageError
 from plures.learn.solver import Solver
 from plures.methods import METHODS
 from plures.methods.spec import all_settings, make_method, setting_fields
 from plures.runs.config import config_toml, make_config
 from plures.runs.simulation import Simulation
-from plures.simulate import executor
-from plures.simulate.sampling import draw_cohort
+from plures.simulate.grouping import group_clients
+from plures.simulate.stacking import run_group
+from plures.simulate.work import train_function
 from tests.small import SIZES, played, run_of, scene_of, small_split
 
 # Settings that exercise all of a method in the few short rounds of these tests.
@@ -30,7 +32,7 @@ QUICK = {
     "plgu-lf": "plgu-lf:personal=1",
 }
 NAMES = [QUICK.get(name, name) for name in METHODS]
-WORN = [
+WITH_ADDONS = [
     *["fedprox+ala:cap=12", "perfedavg:order=fo+ala:cap=12", "fedrep:head_epochs=2+ala:cap=12", "ditto+ala:cap=12"],
     *["pfedme:inner_steps=1+ala:cap=12", "fedamp+ala:cap=12", "fedphp+ala:cap=12", "partialfed:warm_up=1+ala:cap=12"],
     *["fedrod+prox", "fedrod+scaffold", "fedrod+feddyn", "fedrod:head=hyper", "fedrod:loss=meta-bsm"],
@@ -52,18 +54,18 @@ def named(names):
 
 
 every_method = named(NAMES)
-every_wearing = named([*NAMES, *WORN])
+every_combination = named([*NAMES, *WITH_ADDONS])
 
 
 def model_for(name):
-    """Methods with BatchNorm, convolution and dropout; what they wear with the small model, which is soon traced."""
+    """Methods with BatchNorm, convolution and dropout; combinations with the small model, which is soon traced."""
     return "norm" if name in NAMES else "mlp"
 
 
 def state(run):
     """All tensors of server and clients, by name."""
-    [(_, rows)] = run.store.written_rows(1 << 20)
-    server = dict(zip(tree.names(run.server), tree.leaves(run.server), strict=True))
+    [(_, rows)] = run.state.store.written_rows(1 << 20)
+    server = dict(zip(tree.names(run.state.server), tree.leaves(run.state.server), strict=True))
     clients = dict(zip(tree.names(rows), tree.leaves(rows), strict=True))
     return {f"server/{k}": v for k, v in server.items()} | {f"client/{k}": v for k, v in clients.items()}
 
@@ -86,7 +88,7 @@ def assert_same_state(a, b):
 HALVED = {"perfedavg:order=fo+ala:cap=12": (1, 7, 13, 20, 31, 48)}
 
 
-@every_wearing
+@every_combination
 def test_stacked_equals_one_by_one(name):
     """One epoch, two rounds: BatchNorm enlarges rounding with every small batch."""
     split = small_split(HALVED.get(name, SIZES))
@@ -114,44 +116,44 @@ def test_stacked_equals_one_by_one_in_double_precision_where_rounding_grows_most
 @every_method
 def test_grouping_changes_nothing(name, monkeypatch):
     wide = played(run_of(name), 3)
-    monkeypatch.setattr(execute, "GROUP_BYTES", 1)
+    monkeypatch.setattr(costs, "GROUP_BYTES", 1)
     task = scene_of(name).task
-    assert [len(g) for g in executor.groups([3, 1, 2], executor.cost_of(task, 10, 3, 100))] == [1, 1, 1]
+    assert [len(g) for g in group_clients([3, 1, 2], cost_of(task.size, 10, 3, 100))] == [1, 1, 1]
     assert_same_state(wide, played(run_of(name), 3))
 
 
 def test_a_group_holds_no_more_clients_than_fit_the_memory(monkeypatch):
-    monkeypatch.setattr(execute, "GROUP_BYTES", 1000)
-    cost = executor.cost_of(scene_of("fedavg").task, 10, 3, 300)
-    sizes = [len(group) for group in executor.groups([5] * 20, cost)]
+    monkeypatch.setattr(costs, "GROUP_BYTES", 1000)
+    cost = cost_of(scene_of("fedavg").task.size, 10, 3, 300)
+    sizes = [len(group) for group in group_clients([5] * 20, cost)]
     assert cost.most == 3 and max(sizes) <= 3 and sum(sizes) == 20
 
 
 def test_clients_are_stacked_where_a_step_alone_costs_more_and_spread_where_it_does_not():
     """Twenty clients of ten steps on two workers: four stacks of five take 116 seconds, and single clients 180."""
-    assert [len(group) for group in executor.groups([10] * 20, executor.Cost(1.0, 0.8, 100))] == [5, 5, 5, 5]
-    assert [len(group) for group in executor.groups([10] * 20, executor.Cost(1.0, 0.0, 100))] == [1] * 20
-    assert executor.Cost(1.0, 0.5, 9).of([3, 2]) == 3 * 0.5 + 5 * 1.0
+    assert [len(group) for group in group_clients([10] * 20, Cost(1.0, 0.8, 100))] == [5, 5, 5, 5]
+    assert [len(group) for group in group_clients([10] * 20, Cost(1.0, 0.0, 100))] == [1] * 20
+    assert Cost(1.0, 0.5, 9).of([3, 2]) == 3 * 0.5 + 5 * 1.0
 
 
 def test_groups_are_of_like_cost():
     """Two stacks for two workers: had the first 63 of 100 equal clients, the other worker would wait for it."""
-    assert [len(group) for group in executor.groups([10] * 100, executor.Cost(1e-5, 7e-4, 400))] == [52, 48]
+    assert [len(group) for group in group_clients([10] * 100, Cost(1e-5, 7e-4, 400))] == [52, 48]
 
 
-@every_wearing
+@every_combination
 def test_padding_changes_nothing(name):
     model = model_for(name)
     scene = scene_of(name, model)
     method, task = scene.method, scene.task
     run = played(run_of(name, model), 2)
     ids = [1, 4]
-    message = method.send(task, run.server, torch.tensor(ids))
+    message = method.send(task, run.state.server, torch.tensor(ids))
     shards = scene.population.shards(ids, "train", "train", 2)
     longer = shards._replace(rows=torch.cat([shards.rows, torch.zeros(2, 9, dtype=torch.int64)], 1))
-    fn = executor.train_function(method, task)
-    clients = run.store.rows(torch.tensor(ids))
-    once, padded = (executor.run_group("vectorised", fn, message, clients, s) for s in (shards, longer))
+    fn = train_function(method, task)
+    clients = run.state.store.rows(torch.tensor(ids))
+    once, padded = (run_group("vectorised", fn, message, clients, s) for s in (shards, longer))
     for a, b in zip(tree.leaves(once), tree.leaves(padded), strict=True):
         assert torch.equal(a, b)
 
@@ -159,13 +161,13 @@ def test_padding_changes_nothing(name):
 @every_method
 def test_order_of_the_cohort_does_not_matter(name):
     run = run_of(name)
-    scene = run.scene
+    scene = run.state.scene
     ids, shuffled = [0, 1, 2, 3, 4, 5], [4, 0, 5, 2, 1, 3]
     try:
         with torch.no_grad():
             results = []
             for order in (ids, shuffled):
-                message = scene.method.send(scene.task, run.server, torch.tensor(order))
+                message = scene.method.send(scene.task, run.state.server, torch.tensor(order))
                 _, uploads, *_ = run.executor.train(0, message, order)
                 back = torch.tensor([order.index(i) for i in ids])
                 mine = tree.rows(uploads, back)
@@ -175,11 +177,11 @@ def test_order_of_the_cohort_does_not_matter(name):
     assert_same_tensors(results[0], results[1])
 
 
-@every_wearing
+@every_combination
 def test_number_of_workers_changes_no_bit(name):
     one = played(run_of(name, model_for(name), workers=1), 2)
     three = played(run_of(name, model_for(name), workers=3), 2)
-    assert one.digest() == three.digest()
+    assert one.state.digest() == three.state.digest()
 
 
 @every_method
@@ -187,44 +189,49 @@ def test_clients_that_are_not_chosen_keep_their_state(name):
     run = run_of(name, participation=0.5)
     try:
         run.play_round()
-        before = run.store.rows(torch.arange(len(SIZES)))
-        written = run.store.written.clone()
+        before = run.state.store.rows(torch.arange(len(SIZES)))
+        written = run.state.store.written.clone()
         run.play_round()
-        after = run.store.rows(torch.arange(len(SIZES)))
-        chosen = draw_cohort(run.scene.config, run.eligible, 1, run.scene.method.turns)
+        after = run.state.store.rows(torch.arange(len(SIZES)))
+        chosen = run.state.cohort(1)
     finally:
         run.close()
     others = [i for i in range(len(SIZES)) if i not in chosen]
     assert len(chosen) == 3 and len(others) == 3
     for a, b in zip(tree.leaves(before), tree.leaves(after), strict=True):
         assert torch.equal(a[others], b[others])
-    assert torch.equal(written[others], run.store.written[others])
+    assert torch.equal(written[others], run.state.store.written[others])
 
 
-@every_wearing
-def test_save_load_go_on_equals_never_stopped(name, tmp_path):
+@every_method
+def test_clients_of_a_round_are_drawn_at_random_unless_nothing_is_shared(name):
+    assert make_method(name, {}, Solver()).sampling == ("in turn" if name == "local" else "random")
+
+
+@every_combination
+def test_save_load_resume_equals_never_stopped(name, tmp_path):
     model = "norm"
     whole = played(run_of(name, model, participation=0.5, lr_decay=0.9), 4)
     first = run_of(name, model, tmp_path, participation=0.5, lr_decay=0.9)
     played(first, 2)
-    first.save()
+    first.state.save(first.manifest())
     second = run_of(name, model, tmp_path, participation=0.5, lr_decay=0.9)
-    second.load()
-    assert second.round == 2
-    assert played(second, 2).digest() == whole.digest()
+    second.state.load()
+    assert second.state.round == 2
+    assert played(second, 2).state.digest() == whole.state.digest()
 
 
-@every_wearing
+@every_combination
 def test_evaluation_changes_no_bit_of_training(name):
     model = model_for(name)
     looked_at, unseen = run_of(name, model), played(run_of(name, model), 3)
     try:
         for _ in range(3):
-            looked_at.evaluate(last=True)
+            looked_at.evaluate(is_last=True)
             looked_at.play_round()
     finally:
         looked_at.close()
-    assert looked_at.digest() == unseen.digest()
+    assert looked_at.state.digest() == unseen.state.digest()
 
 
 # What travels, down and up, for one client and round: the whole model unless it says otherwise.
@@ -250,8 +257,8 @@ WIRE = {
 @every_method
 def test_what_travels_is_what_is_said_and_nothing_else(name):
     run = played(run_of(name, "norm"), 1)
-    model = run.scene.task.initial
-    is_norm, is_head = run.scene.task.is_batch_norm, run.scene.task.is_head
+    model = run.state.scene.task.initial
+    is_norm, is_head = run.state.scene.task.is_batch_norm, run.state.scene.task.is_head
     weights = tree.n_bytes(tree.trainable(model))
     sizes = {
         "nothing": 0,
@@ -265,8 +272,8 @@ def test_what_travels_is_what_is_said_and_nothing_else(name):
         "weights_but_a_layer": weights - 4 * (4 * 9 + 4),  # all self-weights are equal: the first layer stays
     }
     down, up = (sum(sizes[word] for word in words.split()) for words in WIRE.get(name.split(":")[0], ("model",) * 2))
-    assert run.rows[0].bytes_down == len(SIZES) * down
-    assert run.rows[0].bytes_up == len(SIZES) * up
+    assert run.state.rows[0].bytes_down == len(SIZES) * down
+    assert run.state.rows[0].bytes_up == len(SIZES) * up
 
 
 @every_method
@@ -281,9 +288,9 @@ def test_upload_carries_no_number_of_another_client(name):
         run.close()
         population = scene.population._replace(train=train)
         shards = population.shards([1, 2], "train", "train", 0)
-        message = scene.method.send(scene.task, run.server, torch.tensor([1, 2]))
-        fn = executor.train_function(scene.method, scene.task)
-        uploads.append(executor.run_group("vectorised", fn, message, run.store.rows(torch.tensor([1, 2])), shards)[1])
+        message = scene.method.send(scene.task, run.state.server, torch.tensor([1, 2]))
+        fn = train_function(scene.method, scene.task)
+        uploads.append(run_group("vectorised", fn, message, run.state.store.rows(torch.tensor([1, 2])), shards)[1])
     for a, b in zip(tree.leaves(uploads[0]), tree.leaves(uploads[1]), strict=True):
         assert torch.equal(a, b)
 
@@ -310,10 +317,10 @@ def test_learns_on_a_small_real_split(name):
     assert all(torch.isfinite(x).all() for model in result.models.values() for x in model.values())
 
 
-@every_wearing
+@every_combination
 def test_personal_models_fit_the_model_and_predict_what_was_scored(name):
     run = run_of(name, model_for(name))
-    task, population = run.scene.task, run.scene.population
+    task, population = run.state.scene.task, run.state.scene.population
     try:
         for _ in range(2):
             run.play_round()
@@ -333,12 +340,12 @@ def test_a_model_that_is_everyones_is_scored_once(name):
     run = run_of(name)
     try:
         run.play_round()
-        generic = run.scene.method.generic(run.scene.task, run.server)
-        once = run._one_for_all(generic)
+        generic = run.state.scene.method.generic(run.state.scene.task, run.state.server)
+        once = run.evaluator._is_one_for_all(run.state.server, generic)
         found = run.evaluate()
         if once:
             assert generic is not None and found.generic is found.personal
-            assert run.executor.score_generic(generic, run.scored)["hits"].tolist() == found.personal["hits"]
+            assert run.executor.score_generic(generic, run.state.scored)["hits"].tolist() == found.personal["hits"]
     finally:
         run.close()
     assert once == (name in ("fedavg", "fedprox", "feddyn", "fedsam"))

@@ -16,7 +16,6 @@ from plures.methods.fedala import fedala
 from plures.methods.fedavg import FedAvg, FedAvgClient
 from plures.methods.fedrep import FedRep, FedRepClient
 from plures.methods.local import Local
-from plures.simulate.sampling import draw_cohort
 from tests.methods.plain import (
     BATCH,
     Bowl,
@@ -122,7 +121,7 @@ def test_fedala_blend_goes_on_from_its_old_value():
 @pytest.mark.parametrize("eta", [1.0, 100.0])
 def test_fedala_blend_stays_in_unit_interval(eta):
     run = played(run_of("fedala", settings={"eta": eta, "cap": 3}, executor="one_by_one"), 3)
-    blends = run.store.rows(EVERYONE).blend
+    blends = run.state.store.rows(EVERYONE).blend
     assert min(float(x.min()) for x in blends.values()) >= 0
     assert max(float(x.max()) for x in blends.values()) == 1
     assert min(float(x.min()) for x in blends.values()) < 1
@@ -239,9 +238,9 @@ def test_fedala_counts_the_rounds_that_a_client_took_part_in():
     run = played(run_of("fedala", participation=0.5, executor="one_by_one", settings={"cap": 2}), 3)
     times = [0] * len(SIZES)
     for round in range(3):
-        for client in draw_cohort(run.scene.config, run.eligible, round, "drawn"):
+        for client in run.state.cohort(round):
             times[client] += 1
-    assert run.store.rows(EVERYONE).rounds.tolist() == times and len(set(times)) > 1
+    assert run.state.store.rows(EVERYONE).rounds.tolist() == times and len(set(times)) > 1
 
 
 @pytest.mark.parametrize(("s", "n_rows"), [(100.0, 17), (80.0, 13), (50.0, 8), (1.0, 1), (0.0, 1)])
@@ -249,7 +248,9 @@ def test_fedala_learns_on_s_percent_of_the_rows_and_at_least_one(s, n_rows, monk
     task = task_of(Dense)
     (received, own), shard = two_models(task), shard_for(task, n=17)
     seen = []
-    monkeypatch.setattr("plures.parts.ala.fit", lambda *args, **named: seen.append(args[2]) or fit(*args, **named))
+    monkeypatch.setattr(
+        "plures.methods.addons.ala.fit", lambda *args, **named: seen.append(args[2]) or fit(*args, **named)
+    )
     ala_of(s=s).train(task, received, client_of(own, filled(received, HEAD, 0.5), 2), shard)
     (some,) = seen
     rows = some.rows[: int(some.size)].tolist()
@@ -269,7 +270,7 @@ def test_fedala_draws_other_rows_in_another_round():
     task = task_of(Dense)
     rows = [shard_for(task, n=17, seed=seed).take(0.5, "ala").rows[:8].tolist() for seed in (0, 1)]
     assert sorted(rows[0]) != sorted(rows[1])
-    drawn = played(run_of("fedala"), 1).scene.population
+    drawn = played(run_of("fedala"), 1).state.scene.population
     first, second = (drawn.shards([5], "train", "train", round) for round in (0, 1))
     some = [
         type(s)(s.x, s.y, *[part[0] for part in s[2:]]).take(0.5, "ala").rows[: SIZES[5] // 2] for s in (first, second)
@@ -293,8 +294,8 @@ def counting(losses):
 
 def n_epochs(losses, cap=50, batch=2, **rule) -> int:
     objective, params, shard, losses = counting(losses)
-    solver = solver_of(lr=1.0, batch=batch)
-    fitted = fit(objective, params, shard, solver, (losses,), torch.tensor(cap), Plateau(**rule))
+    solver = solver_of(lr=1.0, batch=batch, stop=Plateau(**rule))
+    fitted = fit(objective, params, shard, solver, (losses,), torch.tensor(cap))
     per_epoch = 2 // batch
     assert int(fitted.steps) % per_epoch == 0
     return int(fitted.steps) // per_epoch
@@ -343,8 +344,8 @@ def test_plateau_stops_every_client_of_a_stack_by_its_own_losses():
     objective, params, shard, _ = counting(table[0])
 
     def steps(losses):
-        solver = solver_of(lr=1.0, batch=2)
-        fitted = fit(objective, params, shard, solver, (losses,), torch.tensor(30), Plateau())
+        solver = solver_of(lr=1.0, batch=2, stop=Plateau())
+        fitted = fit(objective, params, shard, solver, (losses,), torch.tensor(30))
         return fitted.steps, fitted.params["t"]
 
     taken, last = torch.vmap(steps)(table)
@@ -359,21 +360,21 @@ def test_plateau_stops_every_client_of_a_stack_by_its_own_losses():
 def test_fedala_with_eta_zero_is_fedavg_bit_for_bit(model):
     one = played(run_of("fedala", model, settings={"eta": 0.0, "cap": 2}, executor="one_by_one"), 3)
     other = played(run_of("fedavg", model, executor="one_by_one"), 3)
-    assert_same(one.server, other.server)
+    assert_same(one.state.server, other.state.server)
 
 
 @pytest.mark.parametrize("model", ["mlp", "norm"])
 def test_fedala_with_p_zero_is_fedavg_bit_for_bit(model):
     one = played(run_of("fedala", model, settings={"p": 0}, executor="one_by_one"), 3)
     other = played(run_of("fedavg", model, executor="one_by_one"), 3)
-    assert_same(one.server, other.server)
+    assert_same(one.state.server, other.state.server)
     assert_same(one.personal_model(4), other.personal_model(4))
 
 
 def test_fedala_that_learns_is_not_fedavg():
     one = played(run_of("fedala", executor="one_by_one", settings={"cap": 3}), 2)
     other = played(run_of("fedavg", executor="one_by_one"), 2)
-    assert not torch.equal(one.server["head.weight"], other.server["head.weight"])
+    assert not torch.equal(one.state.server["head.weight"], other.state.server["head.weight"])
 
 
 def test_fedala_with_blend_zero_in_all_layers_is_local():
@@ -406,7 +407,7 @@ def test_fedala_with_one_client_is_local(model):
     split = small_split((31,))
     one = played(run_of("fedala", model, split=split, executor="one_by_one", settings={"cap": 3}), 3)
     other = played(run_of("local", model, split=split, executor="one_by_one"), 3)
-    assert_same(one.server, other.personal_model(0))
+    assert_same(one.state.server, other.personal_model(0))
 
 
 # Local training and the personal model
@@ -453,7 +454,7 @@ def test_fedala_with_ala_pm_trained_scores_the_clients_trained_model():
         run_of("fedala", participation=0.5, settings={"ala_pm": "trained", "cap": 3}, executor="one_by_one"), 2
     )
     for client in range(len(SIZES)):
-        assert_same(run.personal_model(client), tree.row(run.store.rows(torch.tensor([client])), 0).model)
+        assert_same(run.personal_model(client), tree.row(run.state.store.rows(torch.tensor([client])), 0).model)
 
 
 def test_fedala_blends_with_the_stale_model_of_a_client_that_sat_out():
@@ -461,15 +462,15 @@ def test_fedala_blends_with_the_stale_model_of_a_client_that_sat_out():
     try:
         run.play_round()
         run.play_round()
-        chosen = draw_cohort(run.scene.config, run.eligible, run.round, "drawn")
-        sat_out = next(i for i in range(len(SIZES)) if i not in chosen and run.store.written[i])
-        before = tree.row(run.store.rows(torch.tensor([sat_out])), 0)
+        chosen = run.state.cohort(run.state.round)
+        sat_out = next(i for i in range(len(SIZES)) if i not in chosen and run.state.store.written[i])
+        before = tree.row(run.state.store.rows(torch.tensor([sat_out])), 0)
         run.play_round()
-        after = tree.row(run.store.rows(torch.tensor([sat_out])), 0)
+        after = tree.row(run.state.store.rows(torch.tensor([sat_out])), 0)
     finally:
         run.close()
     assert_same(before, after)
-    assert differs(after.model, run.server)
+    assert differs(after.model, run.state.server)
 
 
 # Around other methods
@@ -479,10 +480,10 @@ def test_ala_around_ditto_leaves_the_own_model_alone():
     task = task_of(Dense)
     (received, own), shard = two_models(task), shard_for(task)
     plain = Ditto(solver_of())
-    worn = Ala(solver=solver_of(), host=plain)
+    around = Ala(solver=solver_of(), host=plain)
     held = DittoClient(moved(task.initial, 3))
     state = AlaClient(held, own, filled(received, HEAD, 0.5), torch.tensor(2))
-    client, upload, _ = worn.train(task, received, state, shard)
+    client, upload, _ = around.train(task, received, state, shard)
     alone, other, _ = plain.train(task, received, held, shard)
     assert_same(client.host, alone)
     assert differs(upload, other)
@@ -523,8 +524,8 @@ def test_ala_pm_trained_keeps_what_the_host_adds_to_a_personal_model(host):
     """Ditto's own model, Fed-RoD's personal head: without ALA they are part of what is scored."""
     settings = {"ala_pm": "trained", "cap": 2}
     run = played(run_of(f"{host}+ala", executor="one_by_one", settings=settings), 2)
-    client = tree.row(run.store.rows(torch.tensor([4])), 0)
-    plain = run.scene.method.host.personalize(run.scene.task, client.model, client.host, None)
+    client = tree.row(run.state.store.rows(torch.tensor([4])), 0)
+    plain = run.state.scene.method.host.personalize(run.state.scene.task, client.model, client.host, None)
     assert_same(run.personal_model(4), plain)
 
 
@@ -542,11 +543,11 @@ def test_ala_takes_the_head_for_the_top_layer_wherever_the_model_declares_it():
 
 
 def test_fedala_moves_as_many_bytes_as_fedavg():
-    one, other = (played(run_of(name), 1).rows[0] for name in ("fedala", "fedavg"))
+    one, other = (played(run_of(name), 1).state.rows[0] for name in ("fedala", "fedavg"))
     assert (one.bytes_down, one.bytes_up) == (other.bytes_down, other.bytes_up)
 
 
-@pytest.mark.parametrize("part", [C, Ala])
-def test_ala_refuses_parts_around_it_that_would_move_the_start_too(part):
+@pytest.mark.parametrize("addon", [C, Ala])
+def test_ala_refuses_add_ons_around_it_that_would_move_the_start_too(addon):
     with pytest.raises(UsageError):
-        part(solver_of(), host=ala_of())
+        addon(solver_of(), host=ala_of())

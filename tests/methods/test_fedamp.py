@@ -47,7 +47,7 @@ def points(*values):
 def test_without_pull_and_from_its_own_model_fedamp_is_local_bit_for_bit(model):
     one = played(run_of("fedamp:pull=0,start=own", model, executor="one_by_one"), 3)
     other = played(run_of("local", model, executor="one_by_one"), 3)
-    assert_same(one.store.rows(EVERYONE).model, other.store.rows(EVERYONE).model)
+    assert_same(one.state.store.rows(EVERYONE).model, other.state.store.rows(EVERYONE).model)
 
 
 @pytest.mark.parametrize("kernel", ["gauss", "cosine"])
@@ -140,8 +140,8 @@ def test_a_worn_start_comes_before_the_own_one_and_a_worn_pull_beside_the_own_pu
     """From 3 with centre 5, lr 0.5, anchor 1, penalties 1 and 2: 3 - 0.5 (-2 + 3 * 2)."""
     client, received = FedAMPClient({"w": torch.tensor([9.0])}), {"w": torch.ones(1)}
     method = Prox(host=amp_of(1.0, "own", lr=0.5, steps=1), mu=2.0)
-    for worn, start in ((AddonTerms(start={"w": torch.tensor([3.0])}), 3), (AddonTerms(), 9)):
-        _, upload, _ = method.train(Bowl(), received, client, bowl_at(5.0), worn)
+    for terms, start in ((AddonTerms(start={"w": torch.tensor([3.0])}), 3), (AddonTerms(), 9)):
+        _, upload, _ = method.train(Bowl(), received, client, bowl_at(5.0), terms)
         assert float(upload["w"]) == start - 0.5 * (start - 5 + 3 * (start - 1))
 
 
@@ -155,10 +155,10 @@ def test_a_client_that_sits_out_counts_with_its_last_model():
 def test_the_personal_model_is_the_trained_one_and_there_is_none_for_all():
     run = played(run_of("fedamp", participation=0.5, executor="one_by_one"), 2)
     for client in (1, 5):
-        own = tree.row(run.store.rows(torch.tensor([client])).model, 0)
+        own = tree.row(run.state.store.rows(torch.tensor([client])).model, 0)
         assert_same(run.personal_model(client), own)
-        assert_same(tree.row(run.server.models, client), own)
-    assert run.scene.method.generic(run.scene.task, run.server) is None
+        assert_same(tree.row(run.state.server.models, client), own)
+    assert run.state.scene.method.generic(run.state.scene.task, run.state.server) is None
 
 
 def test_every_client_begins_with_the_common_start_and_gets_it():
@@ -180,13 +180,13 @@ def test_likeness_draws_models_together():
 def test_one_client_is_alone():
     run = played(run_of("fedamp", split=small_split((31,)), executor="one_by_one"), 2)
     assert FedAMP().weights(points([4.0])).tolist() == [[1.0]]
-    assert differs(run.personal_model(0), run.scene.task.initial)
+    assert differs(run.personal_model(0), run.state.scene.task.initial)
 
 
-@pytest.mark.parametrize("part", [Scaffold, FedDyn])
-def test_fedamp_cannot_wear_what_needs_one_model_for_all(part):
+@pytest.mark.parametrize("addon", [Scaffold, FedDyn])
+def test_fedamp_cannot_take_what_needs_one_model_for_all(addon):
     with pytest.raises(UsageError):
-        part(host=FedAMP())
+        addon(host=FedAMP())
 
 
 def test_weights_of_many_models_that_are_close_are_right():

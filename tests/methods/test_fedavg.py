@@ -4,7 +4,6 @@ from torch.nn import functional as F
 
 from plures.data.population import Population
 from plures.methods.fedavg import FedAvg, FedAvgClient
-from plures.simulate.sampling import draw_cohort
 from tests.methods.plain import (
     LR,
     Dense,
@@ -36,10 +35,10 @@ def shard_of_client(population: Population, client: int, round: int):
 
 def slow_fedavg(run, n_rounds: int, weights=None, **options):
     """FedAvg as one would write it with modules and torch.optim."""
-    scene = run.scene
+    scene = run.state.scene
     server = dict(scene.task.initial)
     for round in range(n_rounds):
-        ids = draw_cohort(scene.config, run.eligible, round, "drawn")
+        ids = run.state.cohort(round)
         sizes = [len(scene.population.train[i]) if weights is None else 1 for i in ids]
         models = []
         for client in ids:
@@ -54,22 +53,22 @@ def slow_fedavg(run, n_rounds: int, weights=None, **options):
 @pytest.mark.parametrize("executor", ["vectorised", "one_by_one"])
 def test_fedavg_equals_a_loop_with_torch_optim(executor):
     run = played(run_of("fedavg", epochs=2, executor=executor), 2)
-    assert_close(run.server, slow_fedavg(run, 2))
+    assert_close(run.state.server, slow_fedavg(run, 2))
 
 
 def test_fedavg_with_momentum_and_weight_decay_equals_a_loop_with_torch_optim():
     run = played(run_of("fedavg", momentum=0.9, weight_decay=0.01, lr=0.05), 2)
-    assert_close(run.server, slow_fedavg(run, 2, lr=0.05, momentum=0.9, weight_decay=0.01))
+    assert_close(run.state.server, slow_fedavg(run, 2, lr=0.05, momentum=0.9, weight_decay=0.01))
 
 
 def test_fedavg_with_partial_participation_takes_the_mean_of_those_who_took_part():
     run = played(run_of("fedavg", participation=0.5), 3)
-    assert_close(run.server, slow_fedavg(run, 3))
+    assert_close(run.state.server, slow_fedavg(run, 3))
 
 
 def test_fedavg_with_uniform_weights_takes_the_plain_mean():
     run = played(run_of("fedavg", settings={"weights": "uniform"}), 1)
-    assert_close(run.server, slow_fedavg(run, 1, weights="uniform"))
+    assert_close(run.state.server, slow_fedavg(run, 1, weights="uniform"))
 
 
 def test_fedavg_client_with_batch_norm_equals_a_module_in_training_mode():
@@ -89,16 +88,16 @@ def test_fedavg_on_one_full_batch_of_equal_data_is_a_step_of_gradient_descent():
     split = small_split((20,))
     same = type(split)([split.train[0]] * 3, [split.test[0]] * 3)
     run = played(run_of("fedavg", split=same, batch=20, epochs=1), 1)
-    x, y = run.scene.population.x[split.train[0]], run.scene.population.y[split.train[0]]
-    module = module_of(digits_mlp, run.scene.task.initial)
+    x, y = run.state.scene.population.x[split.train[0]], run.state.scene.population.y[split.train[0]]
+    module = module_of(digits_mlp, run.state.scene.task.initial)
     F.cross_entropy(module(x), y).backward()
     expected = {name: (p - 0.1 * p.grad).detach() for name, p in module.named_parameters()}
-    assert_close(run.server, expected)
+    assert_close(run.state.server, expected)
 
 
 def test_fedavg_with_lr_zero_keeps_the_model():
     run = played(run_of("fedavg", lr=0.0), 3)
-    assert_close(run.server, run.scene.task.initial)
+    assert_close(run.state.server, run.state.scene.task.initial)
 
 
 def test_fedavg_mean_is_weighted_by_rows():
@@ -125,22 +124,22 @@ def test_fedavg_weights_sum_to_one():
 def test_fedavg_moves_one_model_each_way_for_every_client():
     run = played(run_of("fedavg", participation=0.5), 1)
     size = 4 * (64 * 8 + 8 + 8 * 10 + 10)
-    assert (run.rows[0].bytes_down, run.rows[0].bytes_up) == (3 * size, 3 * size)
+    assert (run.state.rows[0].bytes_down, run.state.rows[0].bytes_up) == (3 * size, 3 * size)
 
 
 def test_fedavg_solver_is_fresh_every_round():
     """Momentum does not outlive a round: two rounds of a client are two separate runs of SGD."""
     split = small_split((31,))
     run = played(run_of("fedavg", split=split, momentum=0.9), 2)
-    assert_close(run.server, slow_fedavg(run, 2, momentum=0.9))
+    assert_close(run.state.server, slow_fedavg(run, 2, momentum=0.9))
     one_go = trained(
         digits_mlp,
-        run.scene.task.initial,
-        [step for round in range(2) for step in batches(shard_of_client(run.scene.population, 0, round))],
+        run.state.scene.task.initial,
+        [step for round in range(2) for step in batches(shard_of_client(run.state.scene.population, 0, round))],
         lr=0.1,
         momentum=0.9,
     )
-    assert differs(run.server, one_go)
+    assert differs(run.state.server, one_go)
 
 
 def test_fedavg_with_adam_equals_torch_optim():
@@ -167,17 +166,17 @@ def test_fedavg_learning_rate_decays_by_the_round():
 def test_fedavg_personal_model_is_the_mean():
     run = played(run_of("fedavg", participation=0.5), 2)
     for client in range(len(SIZES)):
-        assert_same(run.personal_model(client), run.server)
+        assert_same(run.personal_model(client), run.state.server)
 
 
 def test_fedavg_with_pm_local_scores_the_model_of_the_last_round_that_a_client_trained():
     run = run_of("fedavg", participation=0.5, executor="one_by_one", settings={"pm": "local"})
-    expected = {client: run.scene.task.initial for client in range(len(SIZES))}
+    expected = {client: run.state.scene.task.initial for client in range(len(SIZES))}
     try:
         for round in range(3):
-            for client in draw_cohort(run.scene.config, run.eligible, round, "drawn"):
-                shard = shard_of_client(run.scene.population, client, round)
-                expected[client] = trained(digits_mlp, run.server, batches(shard), lr=0.1)
+            for client in run.state.cohort(round):
+                shard = shard_of_client(run.state.scene.population, client, round)
+                expected[client] = trained(digits_mlp, run.state.server, batches(shard), lr=0.1)
             run.play_round()
     finally:
         run.close()
@@ -189,7 +188,7 @@ def test_fedavg_with_pm_local_scores_the_model_of_the_last_round_that_a_client_t
 def test_fedavg_with_pm_local_trains_the_same_shared_model(model):
     one = played(run_of("fedavg", model, executor="one_by_one"), 2)
     other = played(run_of("fedavg", model, settings={"pm": "local"}, executor="one_by_one"), 2)
-    assert_same(one.server, other.server)
+    assert_same(one.state.server, other.state.server)
 
 
 def test_fedavg_leaves_out_a_last_batch_of_one_where_there_is_batch_norm():
@@ -213,8 +212,8 @@ def test_fedavg_has_no_part_for_clients_without_rows():
     split = small_split((20, 31))
     with_nobody = type(split)([*split.train, split.train[0][:0]], [*split.test, split.test[0]])
     one, other = played(run_of("fedavg", split=split), 2), played(run_of("fedavg", split=with_nobody), 2)
-    assert other.eligible == [0, 1]
-    assert_same(one.server, other.server)
+    assert other.state.eligible == [0, 1]
+    assert_same(one.state.server, other.state.server)
 
 
 def test_fedavg_model_for_all_is_the_server_model():

@@ -8,7 +8,6 @@ from plures.methods.fedavg import FedAvg, FedAvgClient
 from plures.methods.fedbn import fedbn
 from plures.methods.local import Local
 from plures.methods.messages import Same
-from plures.simulate.sampling import draw_cohort
 from plures.simulate.stacking import one_by_one
 from plures.simulate.work import train_function
 from tests.methods.plain import (
@@ -58,7 +57,7 @@ class Tricky(nn.Module):
 @pytest.mark.parametrize("executor", ["one_by_one", "vectorised"])
 def test_fedbn_without_batch_norm_is_fedavg_bit_for_bit(executor):
     one, other = (played(run_of(name, executor=executor), 3) for name in ("fedbn", "fedavg"))
-    assert_same(one.server, other.server)
+    assert_same(one.state.server, other.state.server)
     for client in range(len(SIZES)):
         assert_same(one.personal_model(client), other.personal_model(client))
 
@@ -115,17 +114,17 @@ def test_fedbn_finds_batch_norm_by_type_and_not_by_name():
 def test_fedbn_moves_the_bytes_of_all_but_batch_norm():
     run = played(run_of("fedbn", "norm"), 1)
     size = 4 * (4 * 9 + 4 + 36 * 12 + 12 + 12 * 10 + 10)
-    assert (run.rows[0].bytes_down, run.rows[0].bytes_up) == (6 * size, 6 * size)
+    assert (run.state.rows[0].bytes_down, run.state.rows[0].bytes_up) == (6 * size, 6 * size)
 
 
 def test_fedbn_keeps_weights_and_statistics_of_clients_that_sit_out():
     run = run_of("fedbn", "norm", participation=0.5, executor="one_by_one")
     try:
         run.play_round()
-        before = run.store.rows(EVERYONE).kept
-        chosen = draw_cohort(run.scene.config, run.eligible, run.round, "drawn")
+        before = run.state.store.rows(EVERYONE).kept
+        chosen = run.state.cohort(run.state.round)
         run.play_round()
-        after = run.store.rows(EVERYONE).kept
+        after = run.state.store.rows(EVERYONE).kept
     finally:
         run.close()
     others = torch.tensor([i for i in range(len(SIZES)) if i not in chosen])
@@ -138,9 +137,9 @@ def test_fedbn_keeps_weights_and_statistics_of_clients_that_sit_out():
 def test_fedbn_client_that_sat_out_has_the_new_weights_and_its_old_batch_norm():
     run = played(run_of("fedbn", "norm", participation=0.5, executor="one_by_one"), 3)
     for client in range(len(SIZES)):
-        kept = tree.row(run.store.rows(torch.tensor([client])), 0).kept
+        kept = tree.row(run.state.store.rows(torch.tensor([client])), 0).kept
         model = run.personal_model(client)
-        assert_same(parts(run.scene.task, model), (run.server, kept))
+        assert_same(parts(run.state.scene.task, model), (run.state.server, kept))
 
 
 def test_fedbn_clients_have_unlike_statistics_after_a_round():
@@ -154,8 +153,8 @@ def test_fedbn_statistics_are_no_mean_of_clients():
     split = small_split()
     fewer = type(split)([*split.train[:5], split.train[5][:6]], split.test)
     one, other = (played(run_of("fedbn", "norm", split=s, executor="one_by_one"), 1) for s in (split, fewer))
-    kept = [parts(run.scene.task, run.personal_model(4))[1] for run in (one, other)]
-    shared = [parts(run.scene.task, run.personal_model(4))[0] for run in (one, other)]
+    kept = [parts(run.state.scene.task, run.personal_model(4))[1] for run in (one, other)]
+    shared = [parts(run.state.scene.task, run.personal_model(4))[0] for run in (one, other)]
     assert_same(kept[0], kept[1])
     assert not torch.equal(shared[0]["head.weight"], shared[1]["head.weight"])
 

@@ -77,7 +77,7 @@ def after_rounds(method, task, start, shards, n_rounds):
     return server, clients
 
 
-def test_at_the_exact_local_optimum_the_slope_kept_is_that_of_the_clients_own_loss():
+def test_at_the_exact_local_optimum_the_gradient_kept_is_that_of_the_clients_own_loss():
     shard = regression(1)
     client = FedDynClient(NOTHING, point(0.3, -0.2))
     client, upload, _ = feddyn_of(0.5, lr=0.3, steps=150).train(Regression(), point(1.0, 2.0), client, shard)
@@ -93,10 +93,10 @@ def test_at_the_exact_local_optimum_the_slope_kept_is_that_of_the_clients_own_lo
 def test_alpha_zero_with_drift_and_gradients_held_at_zero_is_uniform_fedavg_bit_for_bit(model, participation):
     options = {"participation": participation, "executor": "one_by_one"}
     run = run_of("feddyn", model, settings={"alpha": 0.0}, **options)
-    run.server = run.server._replace(drift={})  # a drift of nothing cannot grow
+    run.state.server = run.state.server._replace(drift={})  # a drift of nothing cannot grow
     played(run, 3)
-    assert all(not x.any() for x in run.store.rows(EVERYONE).gradient.values())
-    assert_same(run.server.host, played(run_of("fedavg:weights=uniform", model, **options), 3).server)
+    assert all(not x.any() for x in run.state.store.rows(EVERYONE).gradient.values())
+    assert_same(run.state.server.host, played(run_of("fedavg:weights=uniform", model, **options), 3).state.server)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 1e-6])
@@ -124,7 +124,7 @@ def test_one_client_rests_at_its_optimum_and_gets_there():
 
 
 def test_clients_agree_on_the_optimum_of_their_mean_loss_where_fedavg_does_not():
-    """Losses w^2/2 and 3/2 (w - 1)^2, as rows (1, 0) and (3, 3) over their roots: the optimum is 3/4, gradients +-3/4."""
+    """Losses w^2/2 and 3/2 (w - 1)^2, as rows (1, 0) and (3, 3) over their roots: optimum 3/4, gradients +-3/4."""
     rows = [torch.tensor([[1.0, 0.0]]), torch.tensor([[3.0, 3.0]]) / 3**0.5]
     shards = [shard_of(Regression(), x.double(), torch.zeros(1, dtype=torch.long)) for x in rows]
     solver = {"lr": 0.3, "steps": 8}
@@ -142,8 +142,8 @@ def test_servers_drift_is_the_mean_of_all_clients_gradients_over_alpha(participa
     )
     for _ in range(4):
         run.play_round()
-        mean = tree.map(lambda x: x.mean(0), run.store.rows(EVERYONE).gradient)
-        torch.testing.assert_close(tree.scale(0.125, run.server.drift), mean, rtol=1e-11, atol=1e-14)
+        mean = tree.map(lambda x: x.mean(0), run.state.store.rows(EVERYONE).gradient)
+        torch.testing.assert_close(tree.scale(0.125, run.state.server.drift), mean, rtol=1e-11, atol=1e-14)
         assert float(mean["head.weight"].abs().max()) > 1e-6
     run.close()
 
@@ -182,7 +182,7 @@ def test_merge_is_the_one_worked_by_hand():
     assert float(FedDyn(host=FedAvg()).send(None, new, ids).tree["w"]) == 5.0
 
 
-def test_statistics_have_no_slope_and_no_drift_and_are_averaged():
+def test_statistics_have_no_gradient_and_no_drift_and_are_averaged():
     task = task_of(Normed)
     shards = [shard_for(task, seed=seed) for seed in (1, 2)]
     server, clients = after_rounds(feddyn_of(0.5), task, task.initial, shards, 1)
@@ -195,9 +195,9 @@ def test_statistics_have_no_slope_and_no_drift_and_are_averaged():
 
 def test_the_personal_model_is_what_is_sent_or_the_last_trained_one():
     run = played(run_of("feddyn", executor="one_by_one"), 2)
-    assert_same(run.personal_model(5), run.server.host)
+    assert_same(run.personal_model(5), run.state.server.host)
     run = played(run_of("feddyn:pm=local", executor="one_by_one"), 2)
-    assert_same(run.personal_model(5), tree.row(run.store.rows(torch.tensor([5])).host.model, 0))
+    assert_same(run.personal_model(5), tree.row(run.state.store.rows(torch.tensor([5])).host.model, 0))
 
 
 def test_feddyn_and_scaffold_refuse_each_other():

@@ -277,14 +277,14 @@ def test_what_is_sent_are_the_models_of_those_picked():
 def test_in_a_first_round_all_train_from_the_common_start_on_their_own():
     one = played(run_of("fedfomo:models=5", executor="one_by_one"), 1)
     other = played(run_of("fedfomo:models=0", executor="one_by_one"), 1)
-    assert_same(one.store.rows(EVERYONE).model, other.store.rows(EVERYONE).model)
-    assert one.server.seen.tolist() == [1.0] * 6
-    assert_same(one.server.models, one.store.rows(EVERYONE).model)
+    assert_same(one.state.store.rows(EVERYONE).model, other.state.store.rows(EVERYONE).model)
+    assert one.state.server.seen.tolist() == [1.0] * 6
+    assert_same(one.state.server.models, one.state.store.rows(EVERYONE).model)
 
 
 def test_after_some_rounds_models_of_others_are_used():
     run = played(run_of("fedfomo:models=2", participation=0.5, executor="one_by_one"), 3)
-    assert float(run.server.affinity.sum()) > 0.5 and not run.server.affinity.diagonal().any()
+    assert float(run.state.server.affinity.sum()) > 0.5 and not run.state.server.affinity.diagonal().any()
 
 
 def test_fedfomo_works_in_double_precision():

@@ -96,7 +96,7 @@ def passed(make, params, x):
 
 @pytest.mark.parametrize("make", [Dense, Normed])
 @pytest.mark.parametrize("first_order", [False, True])
-def test_fedmeta_uploads_the_slope_that_autograd_finds_through_the_adaptation(make, first_order):
+def test_fedmeta_uploads_the_gradient_that_autograd_finds_through_the_adaptation(make, first_order):
     task = task_of(make)
     received, shard = moved(task.initial, 1), shard_for(task, n=40)
     _, upload, _ = meta_of(first_order=first_order).train(task, received, (), shard)
@@ -111,7 +111,7 @@ def test_first_order_and_whole_gradients_differ():
     assert differs(one, other)
 
 
-def test_fedmeta_slope_is_over_all_rows_even_of_a_client_with_many():
+def test_fedmeta_gradient_is_over_all_rows_even_of_a_client_with_many():
     task = task_of(Dense)
     received, shard = moved(task.initial, 1), shard_for(task, n=230)
     support, query = parts_of(shard, 0.3)
@@ -209,13 +209,13 @@ def test_the_servers_step_falls_with_lr_decay():
     run = run_of("fedmeta", lr_decay=0.5, executor="one_by_one")
     far = []
     for _ in range(3):
-        before = run.server.model["head.weight"]
-        message = run.scene.method.send(run.scene.task, run.server, torch.arange(6))
+        before = run.state.server.model["head.weight"]
+        message = run.state.scene.method.send(run.state.scene.task, run.state.server, torch.arange(6))
         with torch.no_grad():
-            _, uploads, *_ = run.executor.train(run.round, message, list(range(6)))
+            _, uploads, *_ = run.executor.train(run.state.round, message, list(range(6)))
         run.play_round()
         gradient = uploads["gradients"]["head.weight"].mean(0)
-        far.append(float((before - run.server.model["head.weight"]).norm() / gradient.norm()))
+        far.append(float((before - run.state.server.model["head.weight"]).norm() / gradient.norm()))
     run.close()
     assert far == pytest.approx([0.1, 0.05, 0.025], rel=1e-3)
 
@@ -238,7 +238,7 @@ def test_fedpermeta_steps_along_the_gradients_that_autograd_finds_through_the_ad
     assert set(upload) == set(body)
 
 
-def test_fedpermeta_body_slope_counts_how_the_adaptation_depends_on_the_body():
+def test_fedpermeta_body_gradient_counts_how_the_adaptation_depends_on_the_body():
     task = task_of(Dense)
     head, body = split_head(moved(task.initial, 1))
     shard = shard_for(task, n=40)

@@ -2,9 +2,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from plures.methods.base import AddonTerms, Penalty, Schedule
+from plures.methods.base import NO_TERMS, Penalty, Schedule
 from plures.methods.fedphp import FedPHP, FedPHPClient, mmd
-from plures.simulate.sampling import draw_cohort
 from tests.methods.plain import (
     LR,
     Dense,
@@ -68,7 +67,7 @@ def test_mmd_at_equal_sets_has_no_gradient():
 
 
 @pytest.mark.parametrize("shift", [0.0, 0.4, 3.0])
-def test_mmd_and_its_slope_are_those_of_a_double_loop(shift):
+def test_mmd_and_its_gradient_are_those_of_a_double_loop(shift):
     a, b = features(1).requires_grad_(), features(2, shift=shift)
     one, other = mmd(a, b, ALL), mmd_by_hand(a, b)
     torch.testing.assert_close(one, other)
@@ -87,7 +86,7 @@ def test_rows_of_padding_count_for_nothing_in_mmd():
 def test_lam_zero_uploads_what_fedavg_does_bit_for_bit(model):
     options = {"participation": 0.5, "executor": "one_by_one"}
     one, other = (played(run_of(name, model, **options), 3) for name in ("fedphp:lam=0", "fedavg"))
-    assert_same(one.server, other.server)
+    assert_same(one.state.server, other.state.server)
 
 
 def inferred(module, x, stats):
@@ -162,9 +161,9 @@ def test_a_client_counts_the_rounds_that_it_took_part_in_and_not_all():
     run = run_of("fedphp", participation=0.5, executor="one_by_one")
     turns = torch.zeros(len(SIZES), dtype=torch.long)
     for round in range(3):
-        turns[draw_cohort(run.scene.config, run.eligible, round, "drawn")] += 1
+        turns[run.state.cohort(round)] += 1
     played(run, 3)
-    assert run.store.rows(EVERYONE).rounds.tolist() == turns.tolist() and len(set(turns.tolist())) > 1
+    assert run.state.store.rows(EVERYONE).rounds.tolist() == turns.tolist() and len(set(turns.tolist())) > 1
 
 
 def test_the_moving_average_is_the_personal_model_and_is_not_uploaded():
@@ -189,14 +188,14 @@ def test_fedphp_mean_is_weighted_by_rows():
 
 
 @pytest.mark.parametrize("lam", [0.0, 0.5])
-def test_a_worn_pull_has_its_own_strength_whatever_lam(lam):
+def test_the_penalty_of_an_add_on_has_its_own_strength_whatever_lam(lam):
     """With one gradient everywhere and no other loss to speak of, a step is that gradient."""
     task = task_of(Dense)
     past, shard = moved(task.initial, 2), shard_for(task)
     gradient = {name: torch.full_like(x, 100.0) for name, x in task.initial.items()}
-    worn = AddonTerms().with_penalties(Penalty(gradient=gradient, weight=torch.zeros(()), anchor={}))
-    with_pull, free = (
-        php_of(lam, steps=1).train(task, task.initial, client_of(past), shard, w)[1] for w in (worn, AddonTerms())
+    terms = NO_TERMS.plus(Penalty(linear=gradient, weight=torch.zeros(()), anchor={}))
+    penalized, free = (
+        php_of(lam, steps=1).train(task, task.initial, client_of(past), shard, t)[1] for t in (terms, NO_TERMS)
     )
     for name, x in free.items():
-        torch.testing.assert_close(x - with_pull[name], LR * gradient[name])
+        torch.testing.assert_close(x - penalized[name], LR * gradient[name])

@@ -55,7 +55,7 @@ def test_fedprox_equals_torch_optim_with_the_penalty_written_out(make):
 def test_fedprox_with_mu_zero_is_fedavg_bit_for_bit(model, executor):
     one = played(run_of("fedprox", model, settings={"mu": 0.0}, executor=executor), 2)
     other = played(run_of("fedavg", model, executor=executor), 2)
-    assert_same(one.server, other.server)
+    assert_same(one.state.server, other.state.server)
 
 
 @pytest.mark.parametrize("make", [Dense, Normed])
@@ -137,7 +137,7 @@ def test_fedprox_pulls_every_client_to_what_it_received_itself():
 
 
 def test_fedprox_moves_as_many_bytes_as_fedavg():
-    one, other = (played(run_of(name), 1).rows[0] for name in ("fedprox", "fedavg"))
+    one, other = (played(run_of(name), 1).state.rows[0] for name in ("fedprox", "fedavg"))
     assert (one.bytes_down, one.bytes_up) == (other.bytes_down, other.bytes_up)
 
 

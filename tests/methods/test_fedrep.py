@@ -6,7 +6,6 @@ from plures import tree
 from plures.methods.addons.keep import KeepLocal
 from plures.methods.fedavg import FedAvg
 from plures.methods.fedrep import FedRep, FedRepClient
-from plures.simulate.sampling import draw_cohort
 from tests.methods.plain import (
     LR,
     Dense,
@@ -120,7 +119,7 @@ def test_fedrep_body_phase_moves_statistics():
 
 def test_fedrep_without_body_epochs_keeps_the_body():
     run = played(run_of("fedrep", epochs=0, settings={"head_epochs": 2}), 2)
-    assert_close(run.server, tree.drop(run.scene.task.initial, run.scene.task.is_head))
+    assert_close(run.state.server, tree.drop(run.state.scene.task.initial, run.state.scene.task.is_head))
 
 
 def test_fedrep_without_body_epochs_trains_the_heads_down_the_convex_loss():
@@ -137,8 +136,8 @@ def test_fedrep_without_body_epochs_trains_the_heads_down_the_convex_loss():
 
 def test_fedrep_without_head_epochs_never_changes_a_head():
     run = played(run_of("fedrep", settings={"head_epochs": 0}), 2)
-    heads = run.store.rows(torch.arange(len(SIZES))).head
-    initial = tree.keep(run.scene.task.initial, run.scene.task.is_head)
+    heads = run.state.store.rows(torch.arange(len(SIZES))).head
+    initial = tree.keep(run.state.scene.task.initial, run.state.scene.task.is_head)
     for name, x in heads.items():
         assert torch.equal(x, initial[name].expand_as(x))
 
@@ -175,24 +174,24 @@ def test_fedrep_fits_heads_for_epochs_where_the_body_is_given_steps():
 def test_fedrep_sends_the_body_only():
     run = played(run_of("fedrep"), 1)
     size = 4 * (64 * 8 + 8)
-    assert (run.rows[0].bytes_down, run.rows[0].bytes_up) == (6 * size, 6 * size)
-    assert sorted(run.server) == ["hidden.bias", "hidden.weight"]
+    assert (run.state.rows[0].bytes_down, run.state.rows[0].bytes_up) == (6 * size, 6 * size)
+    assert sorted(run.state.server) == ["hidden.bias", "hidden.weight"]
 
 
 def test_fedrep_personal_model_is_the_servers_body_with_its_own_head():
     run = played(run_of("fedrep", "norm", participation=0.5, executor="one_by_one"), 2)
     for client in range(len(SIZES)):
-        head = tree.row(run.store.rows(torch.tensor([client])), 0).head
-        assert_same(run.personal_model(client), run.server | head)
+        head = tree.row(run.state.store.rows(torch.tensor([client])), 0).head
+        assert_same(run.personal_model(client), run.state.server | head)
 
 
 def test_fedrep_head_of_a_client_that_sits_out_is_stale_while_its_body_is_new():
     run = run_of("fedrep", participation=0.5, executor="one_by_one")
-    task = run.scene.task
+    task = run.state.scene.task
     try:
         run.play_round()
         before = [run.personal_model(client) for client in range(len(SIZES))]
-        chosen = draw_cohort(run.scene.config, run.eligible, run.round, "drawn")
+        chosen = run.state.cohort(run.state.round)
         run.play_round()
         after = [run.personal_model(client) for client in range(len(SIZES))]
     finally:

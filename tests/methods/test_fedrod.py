@@ -7,7 +7,6 @@ from plures.methods.addons.prox import Prox
 from plures.methods.fedavg import FedAvg, FedAvgClient
 from plures.methods.fedrod import FedRoD, FedRoDClient
 from plures.methods.messages import Same
-from plures.simulate.sampling import draw_cohort
 from plures.simulate.stacking import one_by_one
 from plures.simulate.work import train_function
 from tests.methods.plain import (
@@ -156,19 +155,19 @@ def test_fedrod_personal_heads_start_at_zero():
 def test_fedrod_with_cross_entropy_shares_the_model_of_fedavg_bit_for_bit(model, executor):
     one = played(run_of("fedrod", model, settings={"loss": "ce"}, executor=executor), 2)
     other = played(run_of("fedavg", model, executor=executor), 2)
-    assert_same(one.server, other.server)
+    assert_same(one.state.server, other.state.server)
 
 
 def test_fedrod_with_balanced_softmax_does_not_share_the_model_of_fedavg():
     one, other = (played(run_of(name, executor="one_by_one"), 1) for name in ("fedrod", "fedavg"))
-    assert differs(one.server, other.server)
+    assert differs(one.state.server, other.state.server)
 
 
 @pytest.mark.parametrize("executor", ["one_by_one", "vectorised"])
 def test_fedrod_client_with_one_class_uploads_what_it_received(executor):
     run = run_of("fedrod", executor=executor, epochs=3)
     try:
-        received = moved(run.scene.task.initial, 1)
+        received = moved(run.state.scene.task.initial, 1)
         with torch.no_grad():
             clients, uploads, *_ = run.executor.train(0, Same(received), [1, 2, 5])
     finally:
@@ -230,8 +229,8 @@ def test_fedrod_pm_base_changes_nothing_of_training():
     one, other = (
         played(run_of("fedrod", settings={"pm_base": base}, executor="one_by_one"), 2) for base in ("local", "server")
     )
-    assert_same(one.server, other.server)
-    assert_same(one.store.rows(EVERYONE).head, other.store.rows(EVERYONE).head)
+    assert_same(one.state.server, other.state.server)
+    assert_same(one.state.store.rows(EVERYONE).head, other.state.store.rows(EVERYONE).head)
 
 
 @pytest.mark.parametrize("base", ["local", "server"])
@@ -240,11 +239,11 @@ def test_fedrod_head_of_a_client_that_sits_out_is_stale(base):
     try:
         run.play_round()
         before = [run.personal_model(client) for client in range(len(SIZES))]
-        heads = run.store.rows(EVERYONE).head["weight"]
-        chosen = draw_cohort(run.scene.config, run.eligible, run.round, "drawn")
+        heads = run.state.store.rows(EVERYONE).head["weight"]
+        chosen = run.state.cohort(run.state.round)
         run.play_round()
         after = [run.personal_model(client) for client in range(len(SIZES))]
-        new_heads = run.store.rows(EVERYONE).head["weight"]
+        new_heads = run.state.store.rows(EVERYONE).head["weight"]
     finally:
         run.close()
     for client in set(range(len(SIZES))) - set(chosen):
@@ -268,7 +267,7 @@ def test_fedrod_uniform_mean_does_not_see_rows():
 
 
 def test_fedrod_moves_as_many_bytes_as_fedavg():
-    one, other = (played(run_of(name), 1).rows[0] for name in ("fedrod", "fedavg"))
+    one, other = (played(run_of(name), 1).state.rows[0] for name in ("fedrod", "fedavg"))
     assert (one.bytes_down, one.bytes_up) == (other.bytes_down, other.bytes_up)
 
 

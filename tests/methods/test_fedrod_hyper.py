@@ -175,7 +175,7 @@ def test_round_is_that_of_two_optimizers_one_of_which_goes_through_the_hypernetw
 
 @pytest.mark.parametrize("make", [Dense, Normed])
 @pytest.mark.parametrize("loss", ["ce", "bsm", "ir", "ldam", "cdt"])
-def test_shared_model_gets_no_slope_of_the_personal_loss(make, loss):
+def test_shared_model_gets_no_gradient_of_the_personal_loss(make, loss):
     """Bit for bit the same whatever the hypernetwork, and the one that FedAvg with that balanced loss uploads."""
     task = task_of(make)
     model, shard = moved(task.initial, 1), shard_for(task)
@@ -240,15 +240,15 @@ def test_hypernetwork_is_averaged_by_rows_and_is_no_part_of_the_generic_model():
 def test_hypernetwork_travels_both_ways_and_proportions_do_not():
     """16 * 10 + 80 * 16 numbers beside the 610 of the model."""
     run = played(run_of("fedrod:head=hyper", executor="one_by_one"), 1)
-    assert run.rows[0].bytes_down == run.rows[0].bytes_up == len(SIZES) * 4 * (610 + 1440)
-    assert set(run.server) == set(run.scene.task.initial) | {HYPER + "hidden", HYPER + "output"}
+    assert run.state.rows[0].bytes_down == run.state.rows[0].bytes_up == len(SIZES) * 4 * (610 + 1440)
+    assert set(run.state.server) == set(run.state.scene.task.initial) | {HYPER + "hidden", HYPER + "output"}
 
 
 @pytest.mark.parametrize("executor", ["one_by_one", "vectorised"])
 def test_run_shares_the_model_of_fedrod_with_own_heads_bit_for_bit(executor):
     """Personal heads of either kind leave the shared model alone, round after round."""
     one, other = (played(run_of(f"fedrod:head={kind}", executor=executor), 2) for kind in ("hyper", "linear"))
-    assert_same({name: one.server[name] for name in other.server}, other.server)
+    assert_same({name: one.state.server[name] for name in other.state.server}, other.state.server)
 
 
 # New clients
@@ -278,11 +278,11 @@ def test_a_new_client_of_fedrod_with_own_heads_has_the_generic_model():
 def test_counts_make_the_model_of_a_new_client_of_a_run():
     run = played(run_of("fedrod:head=hyper", executor="one_by_one"), 2)
     counts = [3, 0, 0, 9, 1, 0, 0, 0, 2, 5]
-    model = adapt.from_counts(run, counts).model
+    model = adapt.from_counts(run.state, counts).model
     shares = torch.tensor(counts) / 20
-    hidden = (run.server[HYPER + "hidden"] @ shares).clamp(min=0)
-    head = (run.server[HYPER + "output"] @ hidden).reshape(10, 8)
-    generic = {name: run.server[name] for name in model}
+    hidden = (run.state.server[HYPER + "hidden"] @ shares).clamp(min=0)
+    head = (run.state.server[HYPER + "output"] @ hidden).reshape(10, 8)
+    generic = {name: run.state.server[name] for name in model}
     torch.testing.assert_close(model, generic | {"head.weight": generic["head.weight"] + head})
     assert float(head.abs().max()) > 1e-4
 
@@ -378,16 +378,15 @@ def test_feddyn_acts_on_the_shared_model_alone(head):
 
 
 @pytest.mark.parametrize("head", HEADS)
-@pytest.mark.parametrize("part", [Scaffold, FedDyn])
-def test_server_memory_of_a_worn_optimiser_is_of_the_shared_model_alone(head, part):
+@pytest.mark.parametrize("addon", [Scaffold, FedDyn])
+def test_server_memory_of_an_add_on_is_of_the_shared_model_alone(head, addon):
     task = task_of(Normed)
-    method = part(solver_of(), host=host_of(head))
+    method = addon(solver_of(), host=host_of(head))
     server = method.init_server(task, task.initial, Federation(torch.ones(2), torch.tensor(5)))
-    memory = server.control if part is Scaffold else server.drift
+    memory = server.control if addon is Scaffold else server.drift
     client = method.init_client(task, task.initial)
-    assert (
-        set(memory) == set(client.control if part is Scaffold else client.gradient) == set(tree.trainable(task.initial))
-    )
+    kept = client.control if addon is Scaffold else client.gradient
+    assert set(memory) == set(kept) == set(tree.trainable(task.initial))
 
 
 def test_feddyn_moves_the_mean_of_hypernetworks_by_nothing():
@@ -409,21 +408,21 @@ def test_feddyn_moves_the_mean_of_hypernetworks_by_nothing():
 def test_feddyn_of_strength_zero_with_its_memory_held_at_zero_is_plain_fedrod_with_uniform_mean(make, head):
     task = task_of(make)
     plain = FedRoD(solver_of(), head=head, width=WIDTH, weights="uniform")
-    worn = FedDyn(solver_of(), host=FedRoD(solver_of(), head=head, width=WIDTH), alpha=0.0)
+    dynamic = FedDyn(solver_of(), host=FedRoD(solver_of(), head=head, width=WIDTH), alpha=0.0)
     federation = Federation(torch.tensor([17, 9]), torch.tensor(5))
-    server, other = plain.init_server(task, task.initial, federation), worn.init_server(task, task.initial, federation)
+    server, other = (method.init_server(task, task.initial, federation) for method in (plain, dynamic))
     clients = [plain.init_client(task, task.initial)] * 2
-    others = [worn.init_client(task, task.initial)] * 2
+    others = [dynamic.init_client(task, task.initial)] * 2
     ids = torch.arange(2)
     for round in range(2):
         shards = [shard_for(task, n=n, round=round, seed=seed) for seed, n in enumerate((17, 9))]
         found = [plain.train(task, server, c, s) for c, s in zip(clients, shards, strict=True)]
-        again = [worn.train(task, other.host, c, s) for c, s in zip(others, shards, strict=True)]
+        again = [dynamic.train(task, other.host, c, s) for c, s in zip(others, shards, strict=True)]
         for one, two in zip(found, again, strict=True):
             assert_same(one[1], two[1])
             assert_same(one[0], two[0].host)
         server = plain.merge(task, server, ids, tree.stack([f[1] for f in found]), federation.sizes)
-        other = worn.merge(task, other, ids, tree.stack([f[1] for f in again]), federation.sizes)
+        other = dynamic.merge(task, other, ids, tree.stack([f[1] for f in again]), federation.sizes)
         held = {name: x + other.drift[name] if name in other.drift else x for name, x in other.host.items()}
         assert_close(held, server)
         assert differs(other.drift, tree.zeros_like(other.drift)) or make is Normed
@@ -431,7 +430,7 @@ def test_feddyn_of_strength_zero_with_its_memory_held_at_zero_is_plain_fedrod_wi
         clients, others = [f[0] for f in found], [f[0] for f in again]
 
 
-# The balanced loss as a part of others
+# The balanced loss as an add-on of others
 
 
 @pytest.mark.parametrize("make", [Dense, Normed])
@@ -461,13 +460,13 @@ def test_brm_with_plain_cross_entropy_is_its_host_bit_for_bit():
     one, other = (
         played(run_of(name, "norm", executor="one_by_one"), 2) for name in ("fedavg+brm:balance=ce", "fedavg")
     )
-    assert_same(one.server, other.server)
+    assert_same(one.state.server, other.state.server)
 
 
-@pytest.mark.parametrize("part", ["brm", "sam"])
-def test_fedrod_refuses_parts_that_would_change_half_of_its_loss(part):
+@pytest.mark.parametrize("addon", ["brm", "sam"])
+def test_fedrod_refuses_add_ons_that_would_change_half_of_its_loss(addon):
     with pytest.raises(UsageError):
-        make_method(f"fedrod+{part}", {}, solver_of())
+        make_method(f"fedrod+{addon}", {}, solver_of())
 
 
 # Meta-BSM
@@ -574,7 +573,7 @@ def test_meta_bsm_weights_of_rows_have_mean_one_over_the_rows_and_see_no_padding
     torch.testing.assert_close(weights[:3], plain_weights(losses[:3], meta_balance.initial(1.0, torch.float32).weigher))
 
 
-def test_meta_bsm_weights_pass_no_slope_to_the_losses():
+def test_meta_bsm_weights_pass_no_gradient_to_the_losses():
     learned = meta_balance.initial(1.0, torch.float32)
     batch = Batch(torch.zeros(3, 1), torch.tensor([0, 1, 0]), torch.ones(3), torch.tensor([3.0, 1.0]), torch.tensor(0))
     logits = torch.tensor([[1.0, 0.0], [0.3, 2.0], [-1.0, 0.5]])
@@ -594,10 +593,10 @@ def test_meta_bsm_leaves_absent_classes_out():
 
 def test_meta_bsm_keeps_what_it_learned_from_round_to_round_and_never_sends_it():
     run = run_of("fedrod:loss=meta-bsm,meta_lr=1", executor="one_by_one")
-    first = played(run, 2).store.rows(EVERYONE).learned
+    first = played(run, 2).state.store.rows(EVERYONE).learned
     assert 1.0 != float(first.gamma[4]) != float(first.gamma[5]) != 1.0  # the clients that have most rows left
-    assert set(run.server) == set(run.scene.task.initial)
-    assert run.rows[0].bytes_up == len(SIZES) * 4 * 610
+    assert set(run.state.server) == set(run.state.scene.task.initial)
+    assert run.state.rows[0].bytes_up == len(SIZES) * 4 * 610
 
 
 def test_meta_bsm_goes_on_from_what_it_learned():
@@ -635,7 +634,7 @@ def test_meta_bsm_asks_for_ten_public_rows_of_each_class_and_others_for_none():
 
 def test_ala_blends_the_shared_model_and_not_the_hypernetwork():
     run = played(run_of("fedrod:head=hyper+ala", executor="one_by_one", settings={"cap": 2}), 2)
-    assert not any(name.startswith(HYPER) for name in run.store.rows(EVERYONE).model)
+    assert not any(name.startswith(HYPER) for name in run.state.store.rows(EVERYONE).model)
 
 
 def test_meta_bsm_of_a_model_of_double_precision_is_no_error():

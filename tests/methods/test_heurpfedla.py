@@ -64,23 +64,25 @@ def test_with_no_layer_kept_it_is_pfedla_bit_for_bit(model):
     options = {"executor": "one_by_one", "participation": 0.5}
     one = played(run_of("heurpfedla:k=0,mixer_lr=1", model, **options), 3)
     other = played(run_of("pfedla:mixer_lr=1", model, **options), 3)
-    assert_same(one.server, other.server)
+    assert_same(one.state.server, other.state.server)
     for client in range(len(SIZES)):
         assert_same(one.personal_model(client), other.personal_model(client))
-    assert [(row.bytes_down, row.bytes_up) for row in one.rows] == [(r.bytes_down, r.bytes_up) for r in other.rows]
+    assert [(row.bytes_down, row.bytes_up) for row in one.state.rows] == [
+        (r.bytes_down, r.bytes_up) for r in other.state.rows
+    ]
 
 
 @pytest.mark.parametrize(("model", "n_layers"), [("mlp", 2), ("norm", 5)])
 def test_with_all_layers_kept_it_is_local_bit_for_bit(model, n_layers):
     run = run_of(f"heurpfedla:k={n_layers},mixer_lr=1", model, executor="one_by_one")
-    before = run.server.mixers
+    before = run.state.server.mixers
     played(run, 3)
     other = played(run_of("local", model, executor="one_by_one"), 3)
     for client in range(len(SIZES)):
         assert_same(run.personal_model(client), other.personal_model(client))
-    assert_same(run.server.mixers, before)
-    assert [row.bytes_down for row in run.rows] == [0, 0, 0]
-    assert all(row.bytes_up > 0 for row in run.rows)
+    assert_same(run.state.server.mixers, before)
+    assert [row.bytes_down for row in run.state.rows] == [0, 0, 0]
+    assert all(row.bytes_up > 0 for row in run.state.rows)
 
 
 def test_with_some_layers_kept_it_is_neither():
@@ -159,8 +161,8 @@ def test_client_goes_on_with_its_own_kept_layers_and_needs_not_be_sent_them():
 def test_server_and_client_agree_on_kept_layers():
     """What the server would send of them is what the client has."""
     run = played(run_of("heurpfedla:mixer_lr=1", "norm", participation=0.5, executor="one_by_one"), 3)
-    task, method = run.scene.task, run.scene.method
-    sent, clients = method.send(task, run.server, EVERYONE).tree, run.store.rows(EVERYONE)
+    task, method = run.state.scene.task, run.state.scene.method
+    sent, clients = method.send(task, run.state.server, EVERYONE).tree, run.state.store.rows(EVERYONE)
     layers = task.layers_in(tree.drop(task.initial, tree.is_statistic))
     for client in range(len(SIZES)):
         kept = layers[int(sent[KEPT][client].argmax())]
@@ -265,11 +267,11 @@ def test_bytes_of_the_papers_table_for_cifar(kept, expected):
 
 def test_bytes_of_a_run_are_without_kept_layers_down_and_whole_up():
     """Of 512 + 8 and 80 + 10 numbers, the hidden layer is kept at first: of equals the lower."""
-    row = played(run_of("heurpfedla", executor="one_by_one"), 1).rows[0]
+    row = played(run_of("heurpfedla", executor="one_by_one"), 1).state.rows[0]
     assert (row.bytes_down, row.bytes_up) == (len(SIZES) * 4 * 90, len(SIZES) * 4 * 610)
 
 
-# Worn parts
+# Add-ons
 
 
 def test_prox_pulls_towards_the_received_layers():

@@ -38,7 +38,7 @@ def test_local_goes_on_from_its_own_model_every_round(make):
 
 def test_local_moves_no_byte():
     run = played(run_of("local"), 2)
-    assert [(row.bytes_down, row.bytes_up) for row in run.rows] == [(0, 0), (0, 0)]
+    assert [(row.bytes_down, row.bytes_up) for row in run.state.rows] == [(0, 0), (0, 0)]
 
 
 @pytest.mark.parametrize("executor", ["vectorised", "one_by_one"])
@@ -72,7 +72,7 @@ def test_local_equals_fedavg_with_one_client(model):
     split = small_split((31,))
     alone = played(run_of("local", model, split=split, executor="one_by_one"), 3)
     shared = played(run_of("fedavg", model, split=split, executor="one_by_one"), 3)
-    assert_same(alone.personal_model(0), shared.server)
+    assert_same(alone.personal_model(0), shared.state.server)
 
 
 def test_local_gives_every_client_as_many_turns():
@@ -80,9 +80,9 @@ def test_local_gives_every_client_as_many_turns():
     turns = torch.zeros(len(SIZES), dtype=torch.long)
     try:
         for _ in range(4):
-            before = run.store.rows(EVERYONE).model
+            before = run.state.store.rows(EVERYONE).model
             run.play_round()
-            after = run.store.rows(EVERYONE).model
+            after = run.state.store.rows(EVERYONE).model
             turns += (before["head.bias"] != after["head.bias"]).any(1)
     finally:
         run.close()
@@ -93,8 +93,8 @@ def test_local_reports_the_mean_of_models_weighted_by_rows_as_the_one_for_all():
     run = run_of("local")
     try:
         run.play_round()
-        found = run._mean_of_personal()
-        models = run.store.rows(EVERYONE).model
+        found = run.evaluator._mean_of_personal(run.state.server, run.state.round)
+        models = run.state.store.rows(EVERYONE).model
     finally:
         run.close()
     n = torch.tensor(SIZES, dtype=torch.float64)
@@ -128,6 +128,6 @@ def test_local_personal_model_is_the_one_it_trained():
 def test_local_clients_start_from_one_model():
     run = run_of("local")
     run.close()
-    first = run.store.rows(EVERYONE).model
+    first = run.state.store.rows(EVERYONE).model
     assert np.all([torch.equal(x, x[:1].expand_as(x)) for x in tree.leaves(first)])
-    assert_same(tree.row(first, 3), run.scene.task.initial)
+    assert_same(tree.row(first, 3), run.state.scene.task.initial)

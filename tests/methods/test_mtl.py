@@ -55,12 +55,12 @@ def by_hand(make, own, others, steps, c):
 def test_uncoupled_mtl_is_local_bit_for_bit(model):
     one = played(run_of("mtl:coupled=false", model, executor="one_by_one"), 3)
     other = played(run_of("local", model, executor="one_by_one"), 3)
-    assert_same(one.store.rows(EVERYONE).model, other.store.rows(EVERYONE).model)
+    assert_same(one.state.store.rows(EVERYONE).model, other.state.store.rows(EVERYONE).model)
 
 
 @pytest.mark.parametrize("make", [Dense, Normed])
 @pytest.mark.parametrize("n", [1, 2, 3])
-def test_slope_is_that_of_autograd_through_the_trace_while_the_others_stay(make, n):
+def test_gradient_is_that_of_autograd_through_the_trace_while_the_others_stay(make, n):
     task = task_of(make)
     models = [moved(task.initial, seed) for seed in range(n)]
     received = {name: sum(model[name] for model in models) / n for name in task.initial}
@@ -143,11 +143,11 @@ def test_a_client_goes_on_from_its_own_model_and_never_from_the_mean():
 def test_the_server_has_each_clients_last_model_which_is_its_personal_one():
     run = played(run_of("mtl", "norm", participation=0.5, executor="one_by_one"), 3)
     for client in range(6):
-        assert_same(tree.row(run.server.models, client), run.personal_model(client))
-    first = run.scene.method.init_server(
-        run.scene.task, run.scene.task.initial, Federation(torch.ones(6), torch.tensor(0))
+        assert_same(tree.row(run.state.server.models, client), run.personal_model(client))
+    first = run.state.scene.method.init_server(
+        run.state.scene.task, run.state.scene.task.initial, Federation(torch.ones(6), torch.tensor(0))
     )
-    assert_same(tree.row(first.models, 3), run.scene.task.initial)
+    assert_same(tree.row(first.models, 3), run.state.scene.task.initial)
     assert differs(*({"w": run.personal_model(c)["head.weight"]} for c in (4, 5)))
 
 
@@ -155,6 +155,6 @@ def test_a_strong_term_draws_models_together():
     far = []
     for c in (1e-6, 1.0):
         run = played(run_of("mtl", settings={"strength": c}, executor="one_by_one"), 2)
-        flat = torch.cat([x.flatten(1) for x in run.server.models.values()], 1)
+        flat = torch.cat([x.flatten(1) for x in run.state.server.models.values()], 1)
         far.append(float((flat - flat.mean(0)).norm()))
     assert far[1] < 0.9 * far[0]

@@ -49,7 +49,7 @@ def test_with_all_layers_loaded_partialfed_is_fedavg_bit_for_bit(model, spec):
     """By a fixed choice, and in all rounds of warming up."""
     options = {"participation": 0.5, "executor": "one_by_one"}
     one, other = (played(run_of(name, model, **options), 3) for name in (spec, "fedavg"))
-    assert_same(one.server, other.server)
+    assert_same(one.state.server, other.state.server)
     assert_same(one.personal_model(5), other.personal_model(5))
 
 
@@ -67,7 +67,7 @@ def test_with_head_or_batch_norm_kept_partialfed_is_fedper_or_fedbn_bit_for_bit(
     options = {"participation": 0.5, "executor": "one_by_one"}
     one = played(run_of(f"partialfed:strategy={strategy}", model, **options), 3)
     other = played(run_of(other, model, **options), 3)
-    assert_same({name: one.server[name] for name in other.server}, other.server)
+    assert_same({name: one.state.server[name] for name in other.state.server}, other.state.server)
     for client in (0, 3, 5):
         assert_same(one.personal_model(client), other.personal_model(client))
 
@@ -201,17 +201,17 @@ def test_a_fixed_choice_trains_on_all_rows_and_learns_nothing():
 
 def test_clients_begin_with_no_preference_and_keep_their_model_and_logits():
     run = played(run_of("partialfed:warm_up=1", "norm", executor="one_by_one"), 3)
-    kept = run.store.rows(EVERYONE)
+    kept = run.state.store.rows(EVERYONE)
     assert kept.logits.shape == (6, 5, 2) and kept.rounds.tolist() == [3] * 6
     assert not kept.logits[0].any() and kept.logits[5].abs().min() > 0
-    assert not run.store.initial.logits.any()
+    assert not run.state.store.initial.logits.any()
     for client in (0, 5):
         whole = run.personal_model(client)
         keeps = (kept.logits[client, :, 1] > kept.logits[client, :, 0]).tolist()
         own = tree.row(kept.model, client)
-        for layer, keep in zip(run.scene.task.layers, keeps, strict=True):
-            for name in run.scene.task.layers[layer]:
-                assert torch.equal(whole[name], own[name] if keep else run.server[name])
+        for layer, keep in zip(run.state.scene.task.layers, keeps, strict=True):
+            for name in run.state.scene.task.layers[layer]:
+                assert torch.equal(whole[name], own[name] if keep else run.state.server[name])
 
 
 def test_partialfed_mean_is_weighted_by_rows():

@@ -167,12 +167,12 @@ def test_evaluation_leaves_the_shared_model_untouched():
     run = run_of("perfedavg", "norm", executor="one_by_one")
     try:
         run.play_round()
-        before = {name: x.clone() for name, x in run.server.items()}
+        before = {name: x.clone() for name, x in run.state.server.items()}
         run.evaluate()
         own = run.personal_model(5)
     finally:
         run.close()
-    assert_same(run.server, before)
+    assert_same(run.state.server, before)
     assert not torch.equal(own["head.weight"], before["head.weight"])
 
 
@@ -184,8 +184,8 @@ def test_perfedavg_takes_the_plain_mean():
     assert PerFedAvg().weights == "uniform"
 
 
-def test_a_worn_pull_is_added_to_the_outer_gradient():
-    """From 0, centre 1, alpha 0, lr 0.5, mu 1: 0.5, and there the gradient -0.5 and the pull 0.5 cancel."""
+def test_the_penalty_of_an_add_on_is_added_to_the_outer_gradient():
+    """From 0, centre 1, alpha 0, lr 0.5, mu 1: 0.5, and there the gradient -0.5 and the penalty's 0.5 cancel."""
     method = Prox(host=per_of("fo", 0.0, lr=0.5, steps=2), mu=1.0)
     assert float(upload_of(method, Bowl(), {"w": torch.zeros(1)}, bowl_at(1.0))["w"]) == 0.5
 
@@ -196,5 +196,5 @@ def test_orders_differ_on_a_model():
     assert differs(*(upload_of(per_of(order), task, received, shard) for order in ("fo", "exact")))
 
 
-def test_perfedavg_can_wear_scaffold():
+def test_perfedavg_can_take_scaffold():
     played(run_of("perfedavg+scaffold", executor="one_by_one"), 1)

@@ -10,7 +10,6 @@ from plures.methods.addons.keep import KeepLocal, KeptClient
 from plures.methods.addons.scaffold import Scaffold
 from plures.methods.base import Federation
 from plures.methods.pfedhn import PFedHN, PFedHNServer, pfedhn
-from plures.simulate.sampling import draw_cohort
 from tests.methods.plain import (
     LR,
     Dense,
@@ -91,7 +90,7 @@ def test_an_embedding_has_one_more_than_a_quarter_of_the_clients(n, size):
     ).embeddings.shape == (n, 6)
 
 
-def test_one_plain_local_step_makes_the_servers_slope_lr_times_that_of_the_chain_rule():
+def test_one_plain_local_step_makes_the_servers_gradient_lr_times_that_of_the_chain_rule():
     task = task_of(Dense)
     method = hn_of({"batch": 64}, hyper_lr=0.5, **PLAIN)
     server, ids = server_of(method, task), torch.tensor([2, 0])
@@ -171,10 +170,10 @@ def test_gradients_are_cut_to_a_length_each_embedding_by_itself_and_the_net_as_a
 def test_embeddings_of_others_stay_bit_for_bit_under_momentum_and_decay():
     run = run_of("pfedhn:hyper_decay=0.1", participation=0.5, executor="one_by_one")
     for round in range(3):
-        before = run.server.embeddings, run.server.embedding_speed
+        before = run.state.server.embeddings, run.state.server.embedding_momentum
         run.play_round()
-        chosen = draw_cohort(run.scene.config, run.eligible, round, "drawn")
-        for old, new in zip(before, (run.server.embeddings, run.server.embedding_speed), strict=True):
+        chosen = run.state.cohort(round)
+        for old, new in zip(before, (run.state.server.embeddings, run.state.server.embedding_momentum), strict=True):
             assert [bool((old[i] != new[i]).any()) for i in range(6)] == [i in chosen for i in range(6)]
     run.close()
 
@@ -203,9 +202,9 @@ def test_a_step_brings_the_generated_model_nearer_to_the_trained_one():
 def test_the_personal_model_is_generated_and_not_trained_at_home():
     run = played(run_of("pfedhn", participation=0.5, executor="one_by_one"), 2)
     for client in range(6):
-        expected = made_by_hand(run.server.net, run.server.embeddings[client], run.scene.task.initial)
+        expected = made_by_hand(run.state.server.net, run.state.server.embeddings[client], run.state.scene.task.initial)
         torch.testing.assert_close(run.personal_model(client), expected, rtol=1e-5, atol=1e-6)
-    assert run.scene.method.generic(run.scene.task, run.server) is None
+    assert run.state.scene.method.generic(run.state.scene.task, run.state.server) is None
 
 
 def test_a_client_trains_what_it_received():
@@ -253,7 +252,7 @@ def test_a_new_client_fits_its_embedding_and_leaves_the_net_alone():
     assert differs(found, tree.detach(made_by_hand(server.net, mean, task.initial)))
 
 
-def test_pfedhn_cannot_wear_what_needs_one_model_for_all():
-    for part in (Scaffold, FedDyn):
+def test_pfedhn_cannot_take_what_needs_one_model_for_all():
+    for addon in (Scaffold, FedDyn):
         with pytest.raises(UsageError, match="keeps no model for all"):
-            part(host=pfedhn())
+            addon(host=pfedhn())

@@ -8,7 +8,6 @@ from plures.learn.task import Task
 from plures.methods.base import Federation
 from plures.methods.pfedla import PFedLA, PFedLAServer, pfedla
 from plures.models.small import HnCnn
-from plures.simulate.sampling import draw_cohort
 from tests.methods.plain import Dense, Normed, assert_close, assert_same, differs, moved, task_of
 from tests.small import SIZES, played, run_of, small_split
 
@@ -149,7 +148,7 @@ def test_pfedla_step_moves_the_mixture_the_way_clients_moved():
     assert bool((gain > 1e-4).all())
 
 
-def test_pfedla_step_is_as_long_as_the_slope_says():
+def test_pfedla_step_is_as_long_as_the_gradient_says():
     """To first order the gain of a step is mixer_lr * |J^T movement|^2, and the step itself mixer_lr * J^T movement."""
     task = task_for()
     method = PFedLA(width=6, mixer_lr=1e-4)
@@ -266,8 +265,8 @@ def test_pfedla_with_one_client_is_local(model):
 
 def test_pfedla_with_one_client_never_moves_its_mixer():
     run = run_of("pfedla", split=small_split((31,)), executor="one_by_one", settings={"mixer_lr": 1.0})
-    before = run.server.mixers
-    assert_same(played(run, 3).server.mixers, before)
+    before = run.state.server.mixers
+    assert_same(played(run, 3).state.server.mixers, before)
 
 
 @pytest.mark.parametrize("model", ["mlp", "norm"])
@@ -282,7 +281,7 @@ def test_pfedla_with_fixed_uniform_weights_sends_everyone_the_plain_mean():
     one = played(run_of("pfedla", settings={"mixer_lr": 0.0}, executor="one_by_one"), 3)
     other = played(run_of("fedavg", settings={"weights": "uniform"}, executor="one_by_one"), 3)
     for client in range(len(SIZES)):
-        assert_close(one.personal_model(client), other.server)
+        assert_close(one.personal_model(client), other.state.server)
 
 
 # Rounds: who changes, and when
@@ -290,7 +289,7 @@ def test_pfedla_with_fixed_uniform_weights_sends_everyone_the_plain_mean():
 
 def test_pfedla_weights_sum_to_one_after_any_number_of_rounds():
     run = played(run_of("pfedla", participation=0.5, settings={"mixer_lr": 20.0}, executor="one_by_one"), 4)
-    weights = run.scene.method.host.weights(run.server.mixers, EVERYONE)
+    weights = run.state.scene.method.host.weights(run.state.server.mixers, EVERYONE)
     torch.testing.assert_close(weights.sum(-1), torch.ones(len(SIZES), 2))
     assert float(weights.min()) >= 0 and float(weights.std()) > 0.01
 
@@ -299,16 +298,16 @@ def test_pfedla_mixers_and_models_of_clients_that_sit_out_stay():
     run = run_of("pfedla", participation=0.5, executor="one_by_one")
     try:
         run.play_round()
-        before = run.server
-        chosen = draw_cohort(run.scene.config, run.eligible, run.round, "drawn")
+        before = run.state.server
+        chosen = run.state.cohort(run.state.round)
         run.play_round()
     finally:
         run.close()
     others = torch.tensor([i for i in range(len(SIZES)) if i not in chosen])
     assert len(others) == 3
-    assert_same(tree.rows(run.server, others), tree.rows(before, others))
+    assert_same(tree.rows(run.state.server, others), tree.rows(before, others))
     for name in ("output.weight", "output.bias"):
-        assert not torch.equal(run.server.mixers[name][chosen], before.mixers[name][chosen])
+        assert not torch.equal(run.state.server.mixers[name][chosen], before.mixers[name][chosen])
 
 
 def test_pfedla_stores_the_model_that_the_client_holds():
@@ -347,7 +346,7 @@ def test_pfedla_result_does_not_depend_on_the_order_of_the_cohort():
 
 
 def test_pfedla_mixers_learn_from_the_models_that_were_mixed_and_not_from_new_ones():
-    """A client's mixer moves alike whether others of its draw_cohort upload something new or not."""
+    """A client's mixer moves alike whether others of its cohort upload something new or not."""
     task = task_for()
     method = PFedLA(width=6, mixer_lr=0.5)
     server = server_of(method, task, drawn=True)
@@ -414,17 +413,21 @@ def test_pfedla_relu_norm_starts_with_positive_weights():
 
 def test_pfedla_statistics_stay_with_the_client():
     run = played(run_of("pfedla", "norm", executor="one_by_one"), 2)
-    sent = run.scene.method.send(run.scene.task, run.server, torch.tensor([4])).tree
-    kept = tree.row(run.store.rows(torch.tensor([4])), 0).kept
-    assert set(kept) == set(run.scene.task.initial) - set(sent) == {n for n in run.scene.task.initial if "running" in n}
+    sent = run.state.scene.method.send(run.state.scene.task, run.state.server, torch.tensor([4])).tree
+    kept = tree.row(run.state.store.rows(torch.tensor([4])), 0).kept
+    assert (
+        set(kept)
+        == set(run.state.scene.task.initial) - set(sent)
+        == {n for n in run.state.scene.task.initial if "running" in n}
+    )
     personal = run.personal_model(4)
     assert_same(tree.keep(personal, tree.is_statistic), kept)
-    assert differs(kept, tree.row(run.store.rows(torch.tensor([5])), 0).kept)
+    assert differs(kept, tree.row(run.state.store.rows(torch.tensor([5])), 0).kept)
 
 
 def test_pfedla_personal_model_is_the_received_mixture():
     run = played(run_of("pfedla", executor="one_by_one"), 2)
-    sent = run.scene.method.send(run.scene.task, run.server, EVERYONE).tree
+    sent = run.state.scene.method.send(run.state.scene.task, run.state.server, EVERYONE).tree
     for client in range(len(SIZES)):
         assert_close(run.personal_model(client), tree.row(sent, client))
 

@@ -88,8 +88,8 @@ def test_warm_and_cold_starts_differ():
 @pytest.mark.parametrize("model", ["mlp", "norm"])
 def test_lam_zero_never_moves_the_shared_weights(model):
     run = played(run_of("pfedme:inner_steps=2", model, settings={"lam": 0.0}, executor="one_by_one"), 2)
-    weights = tree.trainable(run.server)
-    torch.testing.assert_close(weights, tree.trainable(run.scene.task.initial), rtol=1e-6, atol=1e-7)
+    weights = tree.trainable(run.state.server)
+    torch.testing.assert_close(weights, tree.trainable(run.state.scene.task.initial), rtol=1e-6, atol=1e-7)
     assert differs({"w": run.personal_model(5)["head.weight"]}, {"w": weights["head.weight"]})
 
 
@@ -140,7 +140,7 @@ def test_beta_is_the_share_of_the_way_to_the_mean():
 
 def test_beta_zero_freezes_the_shared_model_bit_for_bit():
     run = played(run_of("pfedme:beta=0,inner_steps=1", "norm", executor="one_by_one"), 2)
-    assert_same(run.server, run.scene.task.initial)
+    assert_same(run.state.server, run.state.scene.task.initial)
 
 
 def test_by_name_the_server_moves_all_the_way_to_the_mean():
@@ -173,7 +173,7 @@ def test_statistics_are_in_no_pull():
     assert_same(client.model, upload)
 
 
-def test_a_worn_pull_acts_on_the_shared_model_and_not_on_theta():
+def test_the_penalty_of_an_add_on_acts_on_the_shared_model_and_not_on_theta():
     """w 0.25 after a step; the pull to 0 takes 0.5 * 0.25 off the second, 0.4375 - 0.125."""
     zero = {"w": torch.zeros(1)}
     method = Prox(host=pfedme_of(1.0, 1, 0.5, lr=0.5, steps=2), mu=1.0)
@@ -181,5 +181,5 @@ def test_a_worn_pull_acts_on_the_shared_model_and_not_on_theta():
     assert (float(client.model["w"]), float(upload["w"])) == (0.625, 0.3125)
 
 
-def test_pfedme_can_wear_scaffold():
+def test_pfedme_can_take_scaffold():
     played(run_of("pfedme:inner_steps=1+scaffold", executor="one_by_one"), 1)

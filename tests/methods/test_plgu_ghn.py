@@ -149,26 +149,26 @@ def test_statistics_stay_with_the_client_and_move_once_a_batch():
 def test_run_with_rho_zero_in_one_stage_is_pfedhn_bit_for_bit(model):
     one = played(run_of("plgu-ghn:rho=0,stages=one", model, executor="one_by_one"), 2)
     other = played(run_of("pfedhn", model, executor="one_by_one"), 2)
-    assert_same(one.server, other.server)
+    assert_same(one.state.server, other.state.server)
     for client in range(len(SIZES)):
         assert_same(one.personal_model(client), other.personal_model(client))
 
 
 def test_sharp_clients_teach_the_server_something_else():
     one, other = (played(run_of(name, executor="one_by_one"), 1) for name in ("plgu-ghn:rho=0.5", "pfedhn"))
-    assert not torch.equal(one.server.net["hidden0.weight"], other.server.net["hidden0.weight"])
+    assert not torch.equal(one.state.server.net["hidden0.weight"], other.state.server.net["hidden0.weight"])
 
 
 def test_personal_model_is_what_the_hypernetwork_makes_and_not_the_trained_one():
     run = played(run_of("plgu-ghn", executor="one_by_one"), 2)
-    sent = run.scene.method.send(run.scene.task, run.server, torch.arange(len(SIZES))).tree
+    sent = run.state.scene.method.send(run.state.scene.task, run.state.server, torch.arange(len(SIZES))).tree
     for client in range(len(SIZES)):
         assert_close(run.personal_model(client), tree.row(sent, client))
-        assert differs(run.personal_model(client), tree.row(run.store.rows(torch.tensor([client])), 0).host.model)
+        assert differs(run.personal_model(client), tree.row(run.state.store.rows(torch.tensor([client])), 0).host.model)
 
 
 def test_moves_as_many_bytes_as_pfedhn():
-    one, other = (played(run_of(name, executor="one_by_one"), 1).rows[0] for name in ("plgu-ghn", "pfedhn"))
+    one, other = (played(run_of(name, executor="one_by_one"), 1).state.rows[0] for name in ("plgu-ghn", "pfedhn"))
     assert (one.bytes_down, one.bytes_up) == (other.bytes_down, other.bytes_up)
 
 

@@ -6,7 +6,6 @@ from plures import tree
 from plures.methods.fedavg import FedAvg, FedAvgClient
 from plures.methods.fedrep import FedRep, FedRepClient
 from plures.methods.plgu_grep import PlguGRep, PlguGRepClient
-from plures.simulate.sampling import draw_cohort
 from tests.methods.plain import (
     LR,
     Dense,
@@ -141,7 +140,7 @@ def test_round_of_a_model_with_batch_norm_is_the_papers(stages):
 
 
 def test_norm_of_the_gradients_is_of_the_body_alone():
-    """The head's gradients do not weigh: a head many times as large changes the gradients' directions, not the length."""
+    """The head's gradients do not weigh: a head many times as large changes gradients' directions, not the length."""
     task = task_of(Deep)
     (body, head), shard = parts(task, moved(task.initial, 1)), shard_for(task, n=5)
     head = {name: 5 * x for name, x in head.items()}
@@ -199,7 +198,7 @@ def test_run_with_rho_zero_in_one_stage_is_fedrep_with_uniform_mean_bit_for_bit(
     one = played(run_of("plgu-grep", model, executor="one_by_one", settings=settings), 2)
     settings = {"weights": "uniform", "head_epochs": 2}
     other = played(run_of("fedrep", model, executor="one_by_one", settings=settings), 2)
-    assert_same(one.server, other.server)
+    assert_same(one.state.server, other.state.server)
     for client in range(len(SIZES)):
         assert_same(one.personal_model(client), other.personal_model(client))
 
@@ -275,19 +274,19 @@ def test_server_takes_the_uniform_mean():
 def test_personal_model_is_the_servers_body_under_the_own_head():
     run = played(run_of("plgu-grep", executor="one_by_one", settings={"head_epochs": 1}), 2)
     for client in range(len(SIZES)):
-        kept = tree.row(run.store.rows(torch.arange(len(SIZES))), client)
-        assert_same(run.personal_model(client), run.server | kept.head)
-    assert run.scene.method.generic(run.scene.task, run.server) is None
+        kept = tree.row(run.state.store.rows(torch.arange(len(SIZES))), client)
+        assert_same(run.personal_model(client), run.state.server | kept.head)
+    assert run.state.scene.method.generic(run.state.scene.task, run.state.server) is None
 
 
 def test_head_and_last_body_of_a_client_that_sits_out_are_stale():
     run = run_of("plgu-grep", participation=0.5, executor="one_by_one", settings={"head_epochs": 1})
     try:
         run.play_round()
-        before = run.store.rows(torch.arange(len(SIZES)))
-        chosen = draw_cohort(run.scene.config, run.eligible, run.round, "drawn")
+        before = run.state.store.rows(torch.arange(len(SIZES)))
+        chosen = run.state.cohort(run.state.round)
         run.play_round()
-        after = run.store.rows(torch.arange(len(SIZES)))
+        after = run.state.store.rows(torch.arange(len(SIZES)))
     finally:
         run.close()
     others = torch.tensor([i for i in range(len(SIZES)) if i not in chosen])
@@ -296,11 +295,11 @@ def test_head_and_last_body_of_a_client_that_sits_out_are_stale():
 
 
 def test_moves_as_many_bytes_as_fedrep():
-    one, other = (played(run_of(name, executor="one_by_one"), 1).rows[0] for name in ("plgu-grep", "fedrep"))
+    one, other = (played(run_of(name, executor="one_by_one"), 1).state.rows[0] for name in ("plgu-grep", "fedrep"))
     assert (one.bytes_down, one.bytes_up) == (other.bytes_down, other.bytes_up)
     assert one.bytes_down == len(SIZES) * 4 * (64 * 8 + 8)
 
 
 def test_ft_fine_tunes_the_personal_model():
-    run, bare = (played(run_of(name, executor="one_by_one"), 1) for name in ("plgu-grep+ft:ft_epochs=2", "plgu-grep"))
-    assert differs(run.personal_model(5), bare.personal_model(5))
+    run, plain = (played(run_of(name, executor="one_by_one"), 1) for name in ("plgu-grep+ft:ft_epochs=2", "plgu-grep"))
+    assert differs(run.personal_model(5), plain.personal_model(5))

@@ -8,7 +8,6 @@ from plures.methods.fedsam import fedsam
 from plures.methods.local import Local
 from plures.methods.messages import Same
 from plures.methods.plgu_lf import PlguLf, PlguLfClient
-from plures.simulate.sampling import draw_cohort
 from plures.simulate.stacking import vectorised
 from plures.simulate.work import train_function
 from tests.methods.plain import (
@@ -178,8 +177,8 @@ def test_run_with_rho_zero_has_the_generic_model_of_fedavg_with_uniform_mean_bit
     settings = {"rho": 0.0, "personal": 1}
     one = played(run_of("plgu-lf", model, executor="one_by_one", settings=settings), 2)
     other = played(run_of("fedavg:weights=uniform", model, executor="one_by_one"), 2)
-    assert_same(one.server, other.server)
-    assert_same(one.scene.method.generic(one.scene.task, one.server), other.server)
+    assert_same(one.state.server, other.state.server)
+    assert_same(one.state.scene.method.generic(one.state.scene.task, one.state.server), other.state.server)
 
 
 @pytest.mark.parametrize("make", [Dense, Normed])
@@ -210,7 +209,7 @@ def test_first_round_of_a_run_with_no_personal_layer_is_fedsam_bit_for_bit():
     settings = {"personal": 0, "perturb": "uni", "eps_from": "w"}
     one = played(run_of("plgu-lf", "norm", executor="one_by_one", settings=settings), 1)
     other = played(run_of("fedsam", "norm", executor="one_by_one"), 1)
-    assert_same(one.server, other.server)
+    assert_same(one.state.server, other.state.server)
 
 
 @pytest.mark.parametrize("make", [Dense, Normed])
@@ -338,15 +337,15 @@ def test_server_takes_the_uniform_mean():
 def test_one_client_trains_the_shared_model_by_layerwise_sharpness_alone():
     """What it uploads is what the server has: the mean is the identity."""
     run = run_of("plgu-lf", split=small_split((31,)), executor="one_by_one", settings={"personal": 1, "rho": 0.5})
-    task, method = run.scene.task, run.scene.method
+    task, method = run.state.scene.task, run.state.scene.method
     received, client = task.initial, method.init_client(task, task.initial)
     played(run, 3)
     for round in range(3):
-        stacked = run.scene.population.shards([0], "train", "train", round)
+        stacked = run.state.scene.population.shards([0], "train", "train", round)
         shard = type(stacked)(stacked.x, stacked.y, *[part[0] for part in stacked[2:]])
         with torch.no_grad():
             client, received, _ = method.train(task, received, client, shard)
-    assert_same(run.server, received)
+    assert_same(run.state.server, received)
     assert_same(run.personal_model(0), client.model)
 
 
@@ -369,9 +368,9 @@ def test_one_client_follows_the_papers_algorithm_round_by_round():
 def test_personal_model_is_the_own_one_and_the_generic_model_the_servers():
     run = played(run_of("plgu-lf", executor="one_by_one", settings={"personal": 1}), 2)
     for client in range(len(SIZES)):
-        assert_same(run.personal_model(client), tree.row(run.store.rows(EVERYONE), client).model)
-        assert differs(run.personal_model(client), run.server)
-    assert_same(run.scene.method.generic(run.scene.task, run.server), run.server)
+        assert_same(run.personal_model(client), tree.row(run.state.store.rows(EVERYONE), client).model)
+        assert differs(run.personal_model(client), run.state.server)
+    assert_same(run.state.scene.method.generic(run.state.scene.task, run.state.server), run.state.server)
 
 
 def test_personal_model_of_a_client_that_sits_out_stays():
@@ -379,7 +378,7 @@ def test_personal_model_of_a_client_that_sits_out_stays():
     try:
         run.play_round()
         before = [run.personal_model(client) for client in range(len(SIZES))]
-        chosen = draw_cohort(run.scene.config, run.eligible, run.round, "drawn")
+        chosen = run.state.cohort(run.state.round)
         run.play_round()
         after = [run.personal_model(client) for client in range(len(SIZES))]
     finally:
@@ -399,7 +398,7 @@ def test_a_new_client_has_the_servers_model():
 
 
 def test_moves_as_many_bytes_as_fedavg():
-    one, other = (played(run_of(name, executor="one_by_one"), 1).rows[0] for name in ("plgu-lf", "fedavg"))
+    one, other = (played(run_of(name, executor="one_by_one"), 1).state.rows[0] for name in ("plgu-lf", "fedavg"))
     assert (one.bytes_down, one.bytes_up) == (other.bytes_down, other.bytes_up)
 
 
@@ -427,5 +426,5 @@ def test_stacked_clients_have_scores_and_personal_layers_of_their_own():
 
 
 def test_ft_fine_tunes_the_personal_model():
-    run, bare = (played(run_of(name, executor="one_by_one"), 1) for name in ("plgu-lf+ft:ft_epochs=2", "plgu-lf"))
-    assert differs(run.personal_model(5), bare.personal_model(5))
+    run, plain = (played(run_of(name, executor="one_by_one"), 1) for name in ("plgu-lf+ft:ft_epochs=2", "plgu-lf"))
+    assert differs(run.personal_model(5), plain.personal_model(5))

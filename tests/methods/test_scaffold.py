@@ -89,9 +89,9 @@ def after_rounds(method, task, start, shards, n_rounds):
 def test_one_client_makes_scaffold_fedavg_bit_for_bit(model, momentum):
     options = {"split": small_split((31,)), "momentum": momentum, "executor": "one_by_one"}
     one, other = (played(run_of(name, model, **options), 3) for name in ("scaffold", "fedavg"))
-    assert_same(one.server.host, other.server)
-    assert any(bool(x.any()) for x in one.server.control.values())
-    assert_same(tree.row(one.store.rows(torch.tensor([0])).control, 0), one.server.control)
+    assert_same(one.state.server.host, other.state.server)
+    assert any(bool(x.any()) for x in one.state.server.control.values())
+    assert_same(tree.row(one.state.store.rows(torch.tensor([0])).control, 0), one.state.server.control)
 
 
 @pytest.mark.parametrize("model", ["mlp", "norm"])
@@ -100,11 +100,11 @@ def test_controls_held_at_zero_make_scaffold_uniform_fedavg_bit_for_bit(model):
     run = run_of("scaffold", model, **options)
     for _ in range(3):
         run.play_round()
-        run.server = run.server._replace(control=tree.zeros_like(run.server.control))
-        clients = run.store.rows(EVERYONE)
-        run.store.put(EVERYONE, clients._replace(control=tree.zeros_like(clients.control)))
+        run.state.server = run.state.server._replace(control=tree.zeros_like(run.state.server.control))
+        clients = run.state.store.rows(EVERYONE)
+        run.state.store.put(EVERYONE, clients._replace(control=tree.zeros_like(clients.control)))
     run.close()
-    assert_same(run.server.host, played(run_of("fedavg:weights=uniform", model, **options), 3).server)
+    assert_same(run.state.server.host, played(run_of("fedavg:weights=uniform", model, **options), 3).state.server)
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.5, 0.2])
@@ -113,8 +113,8 @@ def test_mean_of_all_clients_controls_is_the_servers_in_any_participation(partic
     run = run_of("scaffold", "harsh", participation=participation, momentum=momentum, lr=0.01, executor="one_by_one")
     for _ in range(4):
         run.play_round()
-        mean = tree.map(lambda x: x.mean(0), run.store.rows(EVERYONE).control)
-        torch.testing.assert_close(mean, run.server.control, rtol=1e-12, atol=1e-13)
+        mean = tree.map(lambda x: x.mean(0), run.state.store.rows(EVERYONE).control)
+        torch.testing.assert_close(mean, run.state.server.control, rtol=1e-12, atol=1e-13)
         assert float(mean["head.weight"].abs().max()) > 1e-4
     run.close()
 
@@ -145,7 +145,7 @@ def test_clients_with_the_same_rows_have_the_servers_control_and_scaffold_is_fed
 
 
 @pytest.mark.parametrize("make", [Dense, Normed])
-def test_scaffold_equals_torch_optim_with_the_turned_slope_written_out(make):
+def test_scaffold_equals_torch_optim_with_the_turned_gradient_written_out(make):
     """Gradient g - c_i + c; then c_i - c + (x - y) / (K lr) for the K steps that were taken, here twice four."""
     task = task_of(make)
     received, shard = moved(task.initial, 1), shard_for(task)
@@ -167,18 +167,18 @@ def test_scaffold_equals_torch_optim_with_the_turned_slope_written_out(make):
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
 @pytest.mark.parametrize("steps", [1, 2, 7, 40])
-def test_reach_is_how_far_momentum_steps_go_along_a_slope_of_one(momentum, steps):
-    speed = far = 0.0
+def test_reach_is_how_far_momentum_steps_go_along_a_gradient_of_one(momentum, steps):
+    velocity = far = 0.0
     for _ in range(steps):
-        speed = momentum * speed + 1
-        far += 0.3 * 0.9**2 * speed
+        velocity = momentum * velocity + 1
+        far += 0.3 * 0.9**2 * velocity
     method = scaffold_of(lr=0.3, momentum=momentum, decay=0.9)
     assert float(method.reach(torch.tensor(steps), torch.tensor(2))) == pytest.approx(far, rel=1e-5)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize(("round", "decay"), [(0, 1.0), (3, 0.5)])
-def test_on_a_constant_slope_the_new_control_is_that_slope_whatever_it_was(momentum, round, decay):
+def test_on_a_constant_gradient_the_new_control_is_that_gradient_whatever_it_was(momentum, round, decay):
     """Rows (1, -4) and (3, 0) have the gradient (2, -2)."""
     shard = rows_of(Plane(), (1.0, -4.0), (3.0, 0.0), round=round)
     method = scaffold_of(lr=0.3, momentum=momentum, decay=decay, steps=6)
@@ -249,8 +249,8 @@ def test_scaffold_sends_model_and_control_and_scores_the_model():
 def test_the_personal_model_may_be_the_last_trained_one():
     run = played(run_of("scaffold:pm=local", executor="one_by_one"), 2)
     own = run.personal_model(5)
-    assert_same(own, tree.row(run.store.rows(torch.tensor([5])).host.model, 0))
-    assert differs(own, run.server.host)
+    assert_same(own, tree.row(run.state.store.rows(torch.tensor([5])).host.model, 0))
+    assert differs(own, run.state.server.host)
 
 
 def test_scaffold_is_refused_twice():

@@ -7,15 +7,15 @@ import pytest
 import torch
 from torch import nn
 
-from plures import models, tree
+from plures import engine, tree
 from plures.data.population import Population
-from plures.engine import trace
 from plures.errors import UsageError
 from plures.learn.fit import descend, fit
 from plures.learn.solver import Solver
 from plures.learn.task import Task, build
 from plures.methods.messages import Same
 from plures.models import resnet, text
+from plures.models.names import MODELS, model_maker
 from plures.simulate.stacking import run_group
 
 SMALL, MIDDLE, LARGE = (3, 8, 8), (3, 32, 32), (3, 64, 64)
@@ -46,7 +46,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 )
 def test_model_has_the_published_number_of_weights_and_gives_logits(name, shape, n_classes, n_tokens, n_weights):
     with torch.device("meta"):  # shapes without numbers, so that size costs nothing
-        model = models.maker(name, shape, n_classes, n_tokens)()
+        model = model_maker(name, shape, n_classes, n_tokens)()
         logits = model(torch.zeros(2, *shape, dtype=torch.int64 if n_tokens else torch.float32))
     assert sum(p.numel() for p in model.parameters()) == n_weights
     assert logits.shape == ((2, 80, n_classes) if name == "charlstm" else (2, n_classes))
@@ -67,7 +67,7 @@ def test_model_is_taken_as_a_task(name):
     shape = NAMED[name]
     n_tokens = 30 if len(shape) == 1 else 0
     example = torch.ones(shape, dtype=torch.int64 if n_tokens else torch.float32)
-    task = build(models.maker(name, shape, 10, n_tokens), example, 10, 0)
+    task = build(model_maker(name, shape, 10, n_tokens), example, 10, 0)
     assert task.head == list(task.blocks)[-1] == list(task.layers)[-1] == "head"
     assert sum(map(len, task.blocks.values())) == len(task.initial)
     assert task.smallest_batch == (
@@ -76,7 +76,7 @@ def test_model_is_taken_as_a_task(name):
 
 
 def test_blocks_of_resnet18_are_its_stages():
-    task = build(models.maker("resnet18", LARGE, 10), torch.zeros(LARGE), 10, 0)
+    task = build(model_maker("resnet18", LARGE, 10), torch.zeros(LARGE), 10, 0)
     sizes = {
         block: sum(task.initial[name].numel() for name in names if not tree.is_statistic(name))
         for block, names in task.blocks.items()
@@ -109,7 +109,7 @@ def test_blocks_of_resnet18_are_its_stages():
 def test_stage_has_the_published_size(name, shape, stage, side):
     sides = []
     with torch.device("meta"):
-        model = models.maker(name, shape, 10)()
+        model = model_maker(name, shape, 10)()
         getattr(model, stage).register_forward_hook(lambda _module, _inputs, out: sides.append(out.shape[2:]))
         model(torch.zeros(1, *shape))
     assert sides == [(side, side)]
@@ -146,21 +146,21 @@ def test_fasttext_leaves_padding_out_of_the_mean():
 @pytest.mark.parametrize("name", ["resnet18", "resnet18-small-gn", "resnet20", "wrn28-10", "vgg11", "resnet50"])
 def test_image_that_is_too_small_is_refused_in_words(name):
     with pytest.raises(UsageError, match=rf"model {name} needs images of at least \d+x\d+, got rows of shape \(3, 7,"):
-        models.maker(name, (3, 7, 40), 10)()
+        model_maker(name, (3, 7, 40), 10)()
 
 
 @pytest.mark.parametrize("name", ["fasttext", "charlstm"])
 def test_model_of_text_refuses_images(name):
     with pytest.raises(UsageError, match=f"model {name} needs rows of tokens, got rows of shape .* that hold no"):
-        models.maker(name, (1, 28, 28), 10)()
+        model_maker(name, (1, 28, 28), 10)()
     with pytest.raises(UsageError, match=r"needs rows of tokens, got rows of shape \(4, 5\); choose another model"):
-        models.maker(name, (4, 5), 10, 30)()
+        model_maker(name, (4, 5), 10, 30)()
 
 
-@pytest.mark.parametrize("name", sorted(models.MODELS.keys() - {"fasttext", "charlstm"}))
+@pytest.mark.parametrize("name", sorted(MODELS.keys() - {"fasttext", "charlstm"}))
 def test_model_of_images_refuses_tokens(name):
     with pytest.raises(UsageError, match=rf"model {name} reads .* the rows hold tokens.*\(fasttext, charlstm\)"):
-        models.maker(name, (80,), 10, 30)()
+        model_maker(name, (80,), 10, 30)()
 
 
 # Clients in a stack. Of the largest models, narrow and short ones of the same make
@@ -204,18 +204,12 @@ def train(style, objective, task, shards, solver):
     return run_group(style, client, Same(task.initial), shards)
 
 
-def trained_apart(monkeypatch, task, shards, solver):
+def trained_apart(task, shards, solver):
     """How far a stack of clients ends from the same clients one by one, as a part of the way they went."""
-    steps = []
-    original = trace.step_of
-
-    def watched(*args, **more):
-        steps.append(original(*args, **more))
-        return steps[-1]
-
-    monkeypatch.setattr(trace, "step_of", watched)
-    stacked, alone = (train(style, task.loss, task, shards, solver) for style in ("vectorised", "one_by_one"))
-    assert {step.traced for step in steps} == {True}
+    with engine.metered() as meter:
+        stacked = train("vectorised", task.loss, task, shards, solver)
+    assert meter.total.traced > 0 and meter.total.eager == 0
+    alone = train("one_by_one", task.loss, task, shards, solver)
     assert stacked.steps.tolist() == alone.steps.tolist() and alone.loss.isfinite().all()
     start, ours, theirs = (
         torch.cat([params[name].flatten(1) for name in task.initial], 1)
@@ -236,19 +230,19 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_stack_of_clients_equals_each_alone(case, monkeypatch):
+def test_stack_of_clients_equals_each_alone(case):
     make, shape, n_tokens = CASES[case]
     labels = shape if case == "charlstm" else ()
     arguments = (shape, 5, n_tokens) if n_tokens else (shape, 5)
     task, shards = world(lambda: make(*arguments), shape, n_tokens, (3, 9, 5), labels)
     assert task.head == list(task.blocks)[-1] == "head" and task.row_bytes > 0
-    assert trained_apart(monkeypatch, task, shards, Solver(lr=0.02, batch=4)) < 1e-4
+    assert trained_apart(task, shards, Solver(lr=0.02, batch=4)) < 1e-4
 
 
-def test_stack_of_clients_of_resnet18_equals_each_alone(monkeypatch):
+def test_stack_of_clients_of_resnet18_equals_each_alone():
     shape = (3, 16, 16)
-    task, shards = world(models.maker("resnet18-gn", shape, 5), shape, 0, (2, 5))
-    assert trained_apart(monkeypatch, task, shards, Solver(lr=0.02, batch=2, steps=2)) < 1e-4
+    task, shards = world(model_maker("resnet18-gn", shape, 5), shape, 0, (2, 5))
+    assert trained_apart(task, shards, Solver(lr=0.02, batch=2, steps=2)) < 1e-4
 
 
 # Recurrent layers of torch in a user's own model

@@ -1,5 +1,6 @@
 """The report as a reader meets it: in a browser, offline, with mouse and keyboard, wide and narrow, light and dark."""
 
+import contextlib
 import re
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 from plures import report
 from plures.runs.callbacks import Callback
 from plures.runs.config import make_config
-from plures.studies.compare import Comparison, compare
+from plures.studies.compare import Comparison, compare_methods
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="the report is looked at with playwright")
 pytest.importorskip("plotly", reason="the figures are drawn with plotly")
@@ -19,21 +20,40 @@ pytestmark = [
     pytest.mark.xdist_group("report"),
     pytest.mark.skipif(not CHROMIUM.exists(), reason="there is no Chromium to look at the report with"),
 ]
-METHODS = ["local", "fedavg", "fedala:cap=3", "fedrod", "pfedla", "plgu-lf:personal=1"]
+OWN = "methods_of_the_page"  # a module with a method of the user's own
+METHODS = ["local", "fedavg", "fedala:cap=3", "fedrod", "pfedla", "plgu-lf:personal=1", f"{OWN}:FedHalf"]
 WINDOWS = [(1280, "light"), (390, "dark")]
 FIGURES = """rounds harmed spread split new-clients blend-2 blend-clients-2 path-2 heads-3 alpha-4 alpha-own-4 profile-5
-surface-5 kept-5 zeta""".split()
+surface-5 kept-5 half-6 zeta""".split()
+OWN_TEXT = f'''
+import math
+import plotly.graph_objects as go
+from plures import Method
+from plures.report.insides.base import Picture
+
+
+class FedHalf(Method):
+    insides = "{OWN}:pictures"
+
+
+def pictures(opened):
+    rows = opened.simulation.state.sizes.tolist()
+    draw = lambda: go.Figure(go.Bar(y=[math.nan, *rows]))  # in plotly's own style, and with a hole
+    return [Picture("half", "Half of it", "A bar for each client.", "As many bars as there are clients.", draw)]
+'''
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory) -> Path:
-    """A page with every figure: all methods that have a picture of their own, new clients, and two zetas."""
+    """A page with every figure: all methods that have a picture, one of the user's own, new clients, two zetas."""
     folder = tmp_path_factory.mktemp("report")
+    (folder / f"{OWN}.py").write_text(OWN_TEXT)
     small = {"clients": 6, "rounds": 3, "new_clients": 1, "new_epochs": 1}
-    for methods, zeta in ((METHODS, 0.5), (["fedavg"], 0.9)):
-        config = make_config({**small, "partition": f"relabel:{zeta}"})
-        compare(Comparison(methods, config, [0]), folder / str(zeta), lambda line: None, lambda *of: Callback())
-    return report.write([folder / "0.5", folder / "0.9"], folder / "report.html")
+    with contextlib.chdir(folder):
+        for methods, zeta in ((METHODS, 0.5), (["fedavg"], 0.9)):
+            wanted = Comparison(methods, make_config({**small, "partition": f"relabel:{zeta}"}), [0])
+            compare_methods(wanted, folder / str(zeta), lambda line: None, lambda *of: Callback())
+        return report.write([folder / "0.5", folder / "0.9"], folder / "report.html")
 
 
 @pytest.fixture(scope="module")

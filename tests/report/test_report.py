@@ -7,14 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 
 from plures import report
 from plures.errors import DataError, UsageError
-from plures.report import looks, numbers, page, runs, states
-from plures.runs import snapshots
+from plures.report import looks, numbers, page, records, splits, tables
 from tests.small import played, run_of
 from tests.written_runs import write_run
 
@@ -22,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def groups_of(*folders: Path):
-    return runs.groups([runs.read(folder) for folder in folders])
+    return records.group_runs([records.read_record(folder) for folder in folders])
 
 
 def write_report(folders, to):
@@ -47,14 +44,14 @@ def test_seeds_of_a_method_are_one_group_and_other_options_are_in_its_name(tmp_p
 def test_a_folder_of_runs_stands_for_its_runs_local_and_fedavg_first(tmp_path):
     for name, method in (("x", "fedala"), ("y", "fedavg"), ("z", "local")):
         write_run(tmp_path / "all" / name, method)
-    found = runs.run_folders([tmp_path / "all", tmp_path / "all" / "x"])
+    found = records.find_run_folders([tmp_path / "all", tmp_path / "all" / "x"])
     assert [folder.name for folder in found] == ["z", "y", "x"]
 
 
 def test_a_run_that_has_not_ended_is_told_so(tmp_path):
     folder = write_run(tmp_path / "r", curve=(0.1, 0.2, 0.3))
     (folder / "summary.json").unlink()
-    with pytest.raises(UsageError, match=r"stands after round 3 of 3 and has not ended; go on with `plures resume"):
+    with pytest.raises(UsageError, match=r"stands after round 3 of 3 and has not ended; resume it with `plures resume"):
         report.write([folder], tmp_path / "page.html")
     with pytest.raises(UsageError, match="it is not a run folder"):
         report.write([tmp_path / "nothing"], tmp_path / "page.html")
@@ -76,7 +73,7 @@ def test_results_are_mean_and_standard_deviation_over_seeds(tmp_path):
         write_run(tmp_path / "b", seed=1, accuracies=(0.7, 0.9)),
         write_run(tmp_path / "c", "ditto", accuracies=(0.6, 0.6)),
     )
-    columns = {column.head: column.cells for column in page.results(found)}
+    columns = {column.head: column.cells for column in tables.tabulate_results(found)}
     first, second = columns["personal"]
     assert (first.text, first.spread, first.best) == ("70.00", "± 14.14", True)
     assert (second.text, second.spread, second.best) == ("60.00", "", False)
@@ -88,18 +85,18 @@ def test_curves_go_over_rounds_bytes_and_seconds_with_a_band_over_seeds(tmp_path
         write_run(tmp_path / "a", seed=0, curve=(0.1, None, 0.3), n_bytes=100),
         write_run(tmp_path / "b", seed=1, curve=(0.3, 0.4, 0.5), n_bytes=200),
     )
-    (over,) = numbers.curves(found, "rounds", "personal_mean")
+    (over,) = numbers.make_curves(found, "rounds", "personal_mean")
     assert over.x == [1, 3] and over.n_seeds == 2  # the round that one seed did not evaluate is left out
     assert over.mean == pytest.approx([0.2, 0.4]) and over.std == pytest.approx([math.sqrt(0.02)] * 2)
-    (spent,) = numbers.curves(found, "bytes", "personal_mean")
-    assert spent.x == [450, 1350]  # 300 and 600 a round, also those that were not evaluated
-    assert numbers.curves(found, "seconds", "personal_mean")[0].x == [2, 6]
-    assert numbers.curves(found, "flops", "personal_mean") == []  # old folders have no such column
+    (spent,) = numbers.make_curves(found, "bytes", "personal_mean")
+    assert spent.x == [450, 1350]  # 300 and 600 in each round, also those that were not evaluated
+    assert numbers.make_curves(found, "seconds", "personal_mean")[0].x == [2, 6]
+    assert numbers.make_curves(found, "flops", "personal_mean") == []  # old folders have no such column
 
 
 def test_long_curves_are_thinned_and_keep_their_end(tmp_path):
     found = groups_of(write_run(tmp_path / "a", curve=tuple(k / 1000 for k in range(1000))))
-    (curve,) = numbers.curves(found, "rounds", "personal_mean")
+    (curve,) = numbers.make_curves(found, "rounds", "personal_mean")
     assert len(curve.x) <= numbers.MOST_POINTS + 1 and curve.x[-1] == 1000 and curve.mean[-1] == 0.999
 
 
@@ -110,13 +107,13 @@ def test_clients_are_compared_with_local_on_the_same_split_and_seed(tmp_path):
         write_run(tmp_path / "f0", "fedavg", 0, (0.6, 0.9, None), split="zero"),
         write_run(tmp_path / "f1", "fedavg", 1, (0.6, 0.9, 0.7), split="one"),
     )
-    (one,) = numbers.against_local(found)
+    (one,) = numbers.compare_with_local(found)
     assert (one.label, one.harmed, len(one.points)) == ("fedavg", 2, 5)
     assert [(p.seed, p.client, p.n_train, p.local, p.own) for p in one.points[:2]] == [
         (0, "0", 10, 0.5, 0.6),
         (0, "1", 11, 0.9, 0.9),
     ]
-    harmed = next(column for column in page.results(found) if column.head == "harmed")
+    harmed = next(column for column in tables.tabulate_results(found) if column.head == "harmed")
     assert [cell.text for cell in harmed.cells] == ["–", "1"] and harmed.cells[1].spread == "± 1.4"
 
 
@@ -124,26 +121,26 @@ def test_no_client_is_compared_across_splits(tmp_path):
     found = groups_of(
         write_run(tmp_path / "l", "local", split="zero"), write_run(tmp_path / "f", "fedavg", split="one")
     )
-    assert numbers.against_local(found) == []
+    assert numbers.compare_with_local(found) == []
 
 
 def test_worst_five_percent_are_the_mean_of_the_ceiling(tmp_path):
     values = tuple(k / 100 for k in range(41))  # 5 % of 41 is 2.05: three clients
-    (one,) = numbers.spreads(groups_of(write_run(tmp_path / "a", accuracies=values)))
+    (one,) = numbers.rank_clients(groups_of(write_run(tmp_path / "a", accuracies=values)))
     assert sum(one.worst) == 3 and one.worst[:4] == [True, True, True, False]
     assert one.worst_mean == pytest.approx(0.01) and one.mean == pytest.approx(0.2)
 
 
 def test_the_marked_worst_come_first_among_equals(tmp_path):
-    (one,) = numbers.spreads(groups_of(write_run(tmp_path / "a", accuracies=(0.7, 0.5, 0.5, 0.9))))
+    (one,) = numbers.rank_clients(groups_of(write_run(tmp_path / "a", accuracies=(0.7, 0.5, 0.5, 0.9))))
     assert one.values == [0.5, 0.5, 0.7, 0.9] and one.worst == [True, False, False, False]
 
 
 def test_new_clients_over_epochs_and_over_seeds(tmp_path):
     new = [{"curve": [0.1, 0.5], "generic": 0.2}, {"curve": [0.3, 0.7], "generic": None}]
     found = groups_of(*[write_run(tmp_path / str(k), seed=k, new_clients=new[k]) for k in (0, 1)])
-    (level,) = numbers.over_epochs(found, "new_clients")
-    assert level.x == [0, 1] and level.mean == pytest.approx([0.2, 0.6]) and level.generic == 0.2
+    (curve,) = numbers.make_epoch_curves(found, "new_clients")
+    assert curve.x == [0, 1] and curve.mean == pytest.approx([0.2, 0.6]) and curve.generic == 0.2
 
 
 def test_accuracy_over_zeta_needs_two_zetas(tmp_path):
@@ -152,132 +149,29 @@ def test_accuracy_over_zeta_needs_two_zetas(tmp_path):
         for m in ("local", "afml")
         for z in (0.9, 0.1)
     ]
-    first, second = numbers.over_zeta(groups_of(*folders))
+    first, second = numbers.make_zeta_curves(groups_of(*folders))
     assert (first.label, first.x, second.label) == ("local", [0.1, 0.9], "afml")
     assert second.mean == pytest.approx([0.1, 0.9])
-    assert numbers.over_zeta(groups_of(folders[0])) == []
+    assert numbers.make_zeta_curves(groups_of(folders[0])) == []
 
 
 def test_ledger_has_what_a_run_cost(tmp_path):
     found = groups_of(
         write_run(tmp_path / "a", n_bytes=2_000_000), write_run(tmp_path / "b", "local", n_bytes=0, seconds=9.0)
     )
-    cells = {column.head: [cell.text for cell in column.cells] for column in page.ledger(found)}
+    cells = {column.head: [cell.text for cell in column.cells] for column in tables.tabulate_costs(found)}
     assert cells["down"] == ["2.0 MB", "0 B"] and cells["training"] == ["2.0 s", "9.0 s"]
     assert cells["memory"] == ["10 MB", "10 MB"] and cells["refused"] == ["0", "0"]
     assert list(cells) == ["down", "up", "FLOPs", "training", "evaluation", "in all", "memory", "refused"]
 
 
-# What models show
+# The split
 
 
 def test_the_split_is_counted_by_client_and_class():
-    scene = played(run_of("fedavg"), 0).scene
-    table = states.split_table(scene)
+    table = splits.count_rows(played(run_of("fedavg"), 0).state.scene)
     assert table.counts.sum(1).tolist() == [1, 4, 13, 20, 31, 48] and table.n_clients == 6
     assert (table.counts[2] > 0).tolist() == [label == 3 for label in range(10)]
-
-
-def test_alpha_is_uniform_at_the_start_of_pfedla(tmp_path):
-    run = played(run_of("pfedla", folder=tmp_path), 0)
-    found = states.alpha(run)
-    assert found is not None and found.rounds == [0] and list(found.layers) == ["hidden", "head"]
-    assert found.own("head") == pytest.approx([1 / 6])
-    assert states.alpha(played(run_of("fedavg", folder=tmp_path), 0)) is None
-
-
-def test_blends_are_those_of_the_clients(tmp_path):
-    run = played(run_of("ditto+ala:cap=2,p=2"), 3)
-    found = states.blends(run)
-    assert found is not None and found.clients == [0, 1, 2, 3, 4, 5] and found.sizes == [1, 4, 13, 20, 31, 48]
-    assert set(found.layers) == {"hidden", "head"}
-    blend = run.store.rows(torch.arange(6)).blend
-    ones = (blend["head.weight"] >= 0.95).sum() + (blend["head.bias"] >= 0.95).sum()
-    n = blend["head.weight"].numel() + blend["head.bias"].numel()
-    assert found.layers["head"][-1] == pytest.approx(float(ones) / n)
-    assert found.layers["head"].sum() == pytest.approx(1)
-    assert states.blends(played(run_of("fedala"), 1)) is None  # after one round nobody has blended
-
-
-def test_a_replayed_round_is_the_round_that_was_played(tmp_path, monkeypatch):
-    monkeypatch.setattr(states, "GRID", 3)
-    run = run_of("fedala:cap=2", folder=tmp_path, rounds=4)
-    for _ in range(3):
-        snapshots.keep(run)
-        run.play_round()
-    run.close()
-    way = states.way(run)
-    assert way is not None and way.rounds == [0, 1, 2]
-    own = run.store.rows(torch.tensor([3])).model  # as the client left it after the last of these rounds
-    for name, x in way.ends[-1].items():
-        torch.testing.assert_close(x, own[name][0])
-    torch.testing.assert_close(way.starts[0]["head.bias"], run.scene.task.initial["head.bias"])
-    found = states.paths(run, [way, way])
-    assert found.ways[0].shape == (6, 2) and np.allclose(found.ways[0], found.ways[1])
-    assert found.loss.shape == (states.GRID, states.GRID) and np.isfinite(found.loss).all()
-    assert 0 < found.explained <= 1 + 1e-6
-
-
-def test_principal_plane_holds_ways_that_lie_in_a_plane(monkeypatch):
-    monkeypatch.setattr(states, "GRID", 3)
-    run = played(run_of("fedavg"), 0)
-    start = run.scene.task.initial
-    steps = [states.direction(run.scene.task, start, k) for k in (0, 1)]
-
-    def at(a, b):
-        return {name: x + a * steps[0][name] + b * steps[1][name] for name, x in start.items()}
-
-    way = states.Way([0, 1], [at(0, 0), at(1, 0)], [at(0, 1), at(1, 1)])
-    found = states.paths(run, [way])
-    assert found.explained == pytest.approx(1, abs=1e-5)
-    true = torch.dist(states._flat(at(0, 0)), states._flat(at(0, 1)))
-    assert np.linalg.norm(found.ways[0][0] - found.ways[0][1]) == pytest.approx(float(true), rel=1e-4)
-
-
-def test_two_heads_are_scored_on_every_client():
-    run = played(run_of("fedrod+prox"), 2)
-    found = states.heads(run)
-    evaluation = run.evaluate()
-    assert found is not None and found.clients == evaluation.ids
-    hits = np.array(evaluation.personal["hits"]) / np.array(evaluation.personal["n"])
-    assert found.personal == pytest.approx(hits.tolist())
-    generic = np.array(evaluation.generic["hits"]) / np.array(evaluation.generic["n"])
-    assert found.server == pytest.approx(generic.tolist())
-    assert found.generic != found.personal
-
-
-def test_kept_layers_are_as_many_as_the_setting_says():
-    found = states.kept_layers(played(run_of("plgu-lf:personal=1"), 2))
-    assert found is not None and found.layers == ["hidden", "head"] and sum(found.n_kept) == found.n_clients == 6
-
-
-def test_directions_have_the_length_of_each_filter_and_leave_biases():
-    run = played(run_of("fedavg"), 0)
-    params = run.scene.task.initial
-    step = states.direction(run.scene.task, params, 0)
-    torch.testing.assert_close(step["hidden.weight"].norm(dim=1), params["hidden.weight"].norm(dim=1))
-    assert not step["hidden.bias"].any()
-    other = states.direction(run.scene.task, params, 1)
-    assert not torch.equal(step["head.weight"], other["head.weight"])
-
-
-def test_landscape_passes_through_the_model(monkeypatch):
-    monkeypatch.setattr(states, "GRID", 3)
-    monkeypatch.setattr(states, "N_DIRECTIONS", 2)
-    run = played(run_of("plgu-lf:personal=1"), 1)
-    profiles, surfaces = states.landscape(run)
-    everybody = np.sort(np.concatenate(run.scene.population.train))
-    loss = states.loss_of(run, run.scene.method.generic(run.scene.task, run.server), everybody)
-    assert profiles[0].words == "global, all rows" and profiles[0].mean[10] == pytest.approx(loss, rel=1e-5)
-    assert profiles[0].std[10] == pytest.approx(0, abs=1e-6) and surfaces[0].loss[1, 1] == pytest.approx(loss, rel=1e-5)
-    assert profiles[1].words == "personal, own rows of 6 clients" and surfaces[1].words == "personal, client 3"
-
-
-def test_rows_of_a_loss_are_bounded_by_its_cost(monkeypatch):
-    task = played(run_of("fedavg"), 0).scene.task
-    monkeypatch.setattr(states, "FLOPS", 100 * task.flops * 10)
-    some = states.few_rows(task, np.arange(1000), 10)
-    assert len(some) == 100 and some[0] == 0 and some[-1] == 999
 
 
 # The page
@@ -364,13 +258,14 @@ def test_figures_for_papers_are_the_same_bytes_each_time(tmp_path, monkeypatch):
 
 
 def test_plotting_packages_are_not_imported_with_the_command_line():
-    code = "import sys, plures.cli; print(sorted({'plotly', 'matplotlib', 'jinja2'} & set(sys.modules)))"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert json.loads(out.replace("'", '"')) == []
+    for module, heavy in (("main", {"plotly", "matplotlib", "jinja2"}), ("commands", {"plotly", "matplotlib"})):
+        code = f"import sys, plures.cli.{module}; print(sorted({heavy} & set(sys.modules)))"
+        out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+        assert json.loads(out.replace("'", '"')) == []
 
 
 def test_methods_that_share_a_place_are_all_counted():
-    assert page.in_a_row(["ditto"]) == "ditto"
-    assert page.in_a_row(["ditto", "fedala"]) == "ditto and fedala"
-    assert page.in_a_row(["ditto", "fedala", "fedrod"]) == "ditto, fedala and fedrod"
-    assert page.in_a_row(["local", "ditto", "fedala", "fedrod", "afml"]) == "local, ditto and 3 others"
+    assert page.join_labels(["ditto"]) == "ditto"
+    assert page.join_labels(["ditto", "fedala"]) == "ditto and fedala"
+    assert page.join_labels(["ditto", "fedala", "fedrod"]) == "ditto, fedala and fedrod"
+    assert page.join_labels(["local", "ditto", "fedala", "fedrod", "afml"]) == "local, ditto and 3 others"

@@ -14,22 +14,22 @@ class Hears(Callback):
     def __init__(self) -> None:
         self.heard: list[str] = []
 
-    def started(self, run) -> None:
+    def started(self, state) -> None:
         self.heard.append("started")
 
-    def played(self, run, row) -> None:
+    def played(self, state, row) -> None:
         self.heard.append(f"round {row.round}")
 
     def ended(self) -> None:
         self.heard.append("ended")
 
 
-def test_all_watchers_hear_everything():
+def test_all_callbacks_hear_everything():
     first, second = Hears(), Hears()
     together = with_loggers(first, [lambda name: second], "a run")
     run = run_of("fedavg")
-    together.started(run)
-    together.played(run, run.play_round())
+    together.started(run.state)
+    together.played(run.state, run.play_round())
     together.ended()
     run.close()
     assert first.heard == second.heard == ["started", "round 1", "ended"]

@@ -16,6 +16,7 @@ import torch
 import plures
 from plures import tree
 from plures.errors import DataError, Interrupted, RunFailed, UsageError
+from plures.files import read_toml
 from plures.runs import checkpoint
 from plures.runs.callbacks import Callback
 from plures.runs.config import make_config
@@ -27,7 +28,7 @@ from plures.simulate.sampling import draw_cohort
 from tests.small import played, run_of
 
 SUMMARY = """plures method settings data model partition clients participation rounds seed executor personal generic
-harmed bytes flops seconds peak_rss_mb refused_updates digest""".split()
+harmed bytes flops seconds peak_rss_mb refused_updates engine digest""".split()
 SMALL = {"clients": 5, "partition": "dirichlet:0.5", "rounds": 6, "epochs": 1, "checkpoint_every": 2}
 
 
@@ -35,7 +36,7 @@ def quiet(line: str) -> None:
     pass
 
 
-def in_another_process(config, folder: Path, watcher: Callback) -> int:
+def in_another_process(config, folder: Path, callback: Callback) -> int:
     """Start a run in a child process and give its number; the child never returns."""
     child = os.fork()
     if child == 0:
@@ -43,7 +44,7 @@ def in_another_process(config, folder: Path, watcher: Callback) -> int:
         try:
             os.setpgid(0, 0)
             torch.set_num_threads(1)  # a forked process must not touch the threads of its parent
-            start(make_scene(config), folder, quiet, watcher)
+            start(make_scene(config), folder, quiet, callback)
             code = 0
         except plures.errors.PluresError as error:
             (folder / "said.txt").write_text(str(error))
@@ -59,7 +60,7 @@ class Slow(Callback):
     def __init__(self, seconds: float = 0.05) -> None:
         self.seconds = seconds
 
-    def played(self, run, row) -> None:
+    def played(self, state, row) -> None:
         time.sleep(self.seconds)
 
 
@@ -95,7 +96,7 @@ def test_killed_run_resumes_to_the_same_digest(name, tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_run_leaves_a_checkpoint_and_says_how_to_go_on(number, tmp_path):
+def test_interrupted_run_leaves_a_checkpoint_and_says_how_to_resume(number, tmp_path):
     config = make_config({"method": "ditto", **SMALL, "workers": 2, "checkpoint_every": 1000})
     whole = start(make_scene(config), None, quiet, Callback())
     folder = tmp_path / "run"
@@ -106,9 +107,8 @@ def test_interrupted_run_leaves_a_checkpoint_and_says_how_to_go_on(number, tmp_p
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 130
     assert f"plures resume {folder}" in (folder / "said.txt").read_text()
-    run = open_simulation(folder, quiet)
-    run.close()
-    assert 2 <= run.round < 6
+    with open_simulation(folder) as run:
+        assert 2 <= run.state.round < 6
     assert resume(folder, quiet, Callback()).summary["digest"] == whole.summary["digest"]
 
 
@@ -144,15 +144,15 @@ def test_torn_checkpoint_is_passed_over_for_the_one_before(file, tmp_path):
 
 def test_clients_are_written_and_read_some_at_a_time(tmp_path, monkeypatch):
     run = played(run_of("ditto", folder=tmp_path), 2)
-    a_client = tree.n_bytes(run.store.initial)
+    a_client = tree.n_bytes(run.state.store.initial)
     monkeypatch.setattr(checkpoint, "BLOCK_BYTES", 2 * a_client + 1)
-    run.save()
+    run.state.save(run.manifest())
     again = run_of("ditto", folder=tmp_path)
-    again.load()
-    assert again.digest() == run.digest()
+    again.state.load()
+    assert again.state.digest() == run.state.digest()
     found, _ = checkpoint.read(tmp_path / "checkpoint")
     assert {len(ids) for ids, _ in found.blocks()} <= {1, 2}
-    [(ids, rows)] = run.store.written_rows(100)
+    [(ids, rows)] = run.state.store.written_rows(100)
     torch.testing.assert_close(found.clients(), (ids, dict(zip(tree.names(rows), tree.leaves(rows), strict=True))))
 
 
@@ -194,7 +194,7 @@ def test_run_folder_holds_what_the_contract_names(tmp_path):
 
 def test_config_of_a_run_folder_runs_to_the_same_digest(tmp_path):
     first = plures.run("ditto", out=tmp_path / "a", settings={"lam": 0.7}, **SMALL)
-    config = make_config(plures.config.read_toml(tmp_path / "a" / "config.toml"))
+    config = make_config(read_toml(tmp_path / "a" / "config.toml"))
     assert start(make_scene(config), None, quiet, Callback()).summary["digest"] == first.summary["digest"]
 
 
@@ -246,9 +246,9 @@ def test_loss_that_is_not_a_number_ends_the_run_and_names_round_and_client(tmp_p
     with pytest.raises(RunFailed, match=r"round \d+: the loss of client \d+.* lower lr") as raised:
         start(make_scene(config), tmp_path, quiet, Callback())
     assert raised.value.exit_code == 4
-    run = open_simulation(tmp_path, quiet)
-    run.close()
-    assert bool(tree.all_finite(tree.map(lambda x: x[None], run.server), 1))
+    with open_simulation(tmp_path) as run:
+        pass
+    assert bool(tree.all_finite(tree.map(lambda x: x[None], run.state.server), 1))
 
 
 def test_update_that_is_not_finite_is_refused_and_counted(monkeypatch):
@@ -261,12 +261,12 @@ def test_update_that_is_not_finite_is_refused_and_counted(monkeypatch):
         return trained
 
     monkeypatch.setattr(run.executor, "train", one_bad)
-    before = run.store.rows(torch.tensor([2]))
+    before = run.state.store.rows(torch.tensor([2]))
     played(run, 1)
-    assert run.refused == 1 and run.rows[0].refused == 1
-    after = run.store.rows(torch.tensor([2]))
+    assert run.state.refused == 1 and run.state.rows[0].refused == 1
+    after = run.state.store.rows(torch.tensor([2]))
     assert all(torch.equal(a, b) for a, b in zip(tree.leaves(before), tree.leaves(after), strict=True))
-    assert bool(torch.isfinite(run.server["head.bias"]).all())
+    assert bool(torch.isfinite(run.state.server["head.bias"]).all())
 
 
 def test_run_fails_when_every_update_is_refused(monkeypatch):
@@ -284,15 +284,15 @@ def test_run_fails_when_every_update_is_refused(monkeypatch):
 
 def test_full_disk_is_told_and_the_old_checkpoint_stays(tmp_path, monkeypatch):
     run = played(run_of("ditto", folder=tmp_path), 1)
-    run.save()
+    run.state.save(run.manifest())
 
     def full(path, data):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "_write_flushed", full)
-    run.round = 2
+    monkeypatch.setattr(checkpoint, "write_flushed", full)
+    run.state.round = 2
     with pytest.raises(RunFailed, match="the disk is full"):
-        run.save()
+        run.state.save(run.manifest())
     monkeypatch.undo()
     found, torn = checkpoint.read(tmp_path / "checkpoint")
     assert found is not None and found.manifest["round"] == 1 and torn == []
@@ -300,7 +300,7 @@ def test_full_disk_is_told_and_the_old_checkpoint_stays(tmp_path, monkeypatch):
 
 def test_worker_that_dies_ends_the_run_in_words():
     run = run_of("fedavg", workers=2)
-    for process in run.executor._crew._processes:
+    for process in run.executor._workers._processes:
         os.kill(process.pid, signal.SIGKILL)
         process.join()
     with pytest.raises(RunFailed, match="a worker process ended"):
@@ -336,16 +336,15 @@ def test_folder_that_holds_a_run_is_not_taken_again(tmp_path):
 
 
 def test_cohorts_are_drawn_from_seed_and_round_alone():
-    config = make_config({"participation": 0.3, "seed": 3})
     eligible = list(range(0, 40, 2))
-    once, again = ([draw_cohort(config, eligible, r, "drawn") for r in range(5)] for _ in range(2))
+    once, again = ([draw_cohort(eligible, 0.3, 3, r, "random") for r in range(5)] for _ in range(2))
     assert once == again and all(len(ids) == 6 for ids in once)
     assert len({tuple(ids) for ids in once}) > 1
 
 
 def test_interruption_without_a_folder_says_so():
     class Stop(Callback):
-        def played(self, run, row):
+        def played(self, state, row):
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(Interrupted, match="after round 1"):

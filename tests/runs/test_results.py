@@ -10,6 +10,7 @@ import torch
 
 import plures
 from plures.data.population import Population
+from plures.engine import Usage
 from plures.errors import UsageError
 from plures.learn import flops
 from plures.methods.messages import Each, Same
@@ -18,10 +19,11 @@ from plures.runs.callbacks import Callback
 from plures.runs.config import make_config
 from plures.runs.loop import Result
 from plures.runs.scene import make_scene
-from plures.simulate import drift
-from plures.simulate.evaluate import affordable_pool
+from plures.simulate.drift import measure_drift
+from plures.simulate.evaluate import Evaluation, Pool, affordable_pool
 from plures.studies import stats
-from plures.studies.compare import Comparison, Runs, compare, differences, latex, lines
+from plures.studies.compare import Comparison, Runs, compare_methods
+from plures.studies.tables import differences, latex, lines
 
 QUICK = {"data": "digits", "clients": 5, "rounds": 2, "eval_every": 1}
 
@@ -29,7 +31,7 @@ QUICK = {"data": "digits", "clients": 5, "rounds": 2, "eval_every": 1}
 def evaluation(hits, n, generic=None):
     loss = [0.0] * len(n)
     other = None if generic is None else {"hits": generic, "loss": loss, "n": n}
-    return results.Evaluation(list(range(len(n))), {"hits": hits, "loss": loss, "n": n}, other, 0.0)
+    return Evaluation(list(range(len(n))), {"hits": hits, "loss": loss, "n": n}, other, 0.0)
 
 
 def a_round(round, mean=None, validation=None, bytes_each=10, n_flops=100, seconds=1.0):
@@ -90,7 +92,7 @@ def test_reweighted_accuracy_of_a_constant_answer_is_the_mean_share_of_that_clas
 
 
 def test_client_whose_classes_are_not_in_the_pool_is_left_out_of_the_mean():
-    pool = results.Pool([0, 1], np.array([4, 0]), np.array([[3.0, 0], [3.0, 0]]), None, np.array([[1, 0], [0, 1]]))
+    pool = Pool([0, 1], np.array([4, 0]), np.array([[3.0, 0], [3.0, 0]]), None, np.array([[1, 0], [0, 1]]))
     personal, generic = results.pool_scores(pool)
     assert personal == {"reweighted": 0.75, "on_pool": 0.75} and generic == {}
 
@@ -302,7 +304,7 @@ def test_evaluation_is_not_counted_as_training():
 
 
 def test_counting_as_it_happens():
-    with flops.direct() as direct:
+    with flops.count_kernels() as direct:
         torch.ones(2, 3) @ torch.ones(3, 4)
     assert direct.total == 2 * 2 * 3 * 4
 
@@ -315,12 +317,12 @@ def test_drift_of_clients_by_hand():
     zero = {name: torch.zeros_like(x) for name, x in task.initial.items()}
     up = {name: torch.zeros(2, *x.shape) for name, x in zero.items()}
     up["head.bias"][0, 0], up["head.bias"][1, 1] = 3.0, 4.0
-    found = drift.drift(task, Same(zero), up)
+    found = measure_drift(task, Same(zero), up)
     assert found.norm == pytest.approx(3.5)
     assert found.variance == pytest.approx((1.5**2 + 2**2 + 1.5**2 + 2**2) / 2)
     each = {name: torch.stack([x, x + 0]) for name, x in zero.items()}
-    assert drift.drift(task, Each(each), {"host": up}) == found
-    assert drift.drift(task, Same(zero), {"gradients": up}) == (None, None)
+    assert measure_drift(task, Each(each), {"host": up}) == found
+    assert measure_drift(task, Same(zero), {"gradients": up}) == (None, None)
 
 
 # Several seeds
@@ -396,14 +398,14 @@ def test_comparison_goes_on_where_it_stopped(tmp_path):
         def __init__(self, name):
             self.name = name
 
-        def played(self, run, row):
+        def played(self, state, row):
             played.append(self.name)
-            if self.name == "ditto" and run.round == 1 and played.count("ditto") == 1:
-                run.save()
+            if self.name == "ditto" and state.round == 1 and played.count("ditto") == 1:
+                state.save(state.manifest(Usage()))
                 raise RuntimeError("the machine went down")
 
     def go():
-        return compare(
+        return compare_methods(
             Comparison(["local", "ditto"], config, [0]), tmp_path, print, lambda method, seed, place: Count(method)
         )
 
@@ -418,13 +420,13 @@ def test_comparison_goes_on_where_it_stopped(tmp_path):
         assert runs[key].summary["gains"] == result.summary["gains"]
     other = Comparison(["local"], config.model_copy(update={"lr": 0.2}), [0])
     with pytest.raises(UsageError, match="another config"):
-        compare(other, tmp_path, print, lambda method, seed, place: Callback())
+        compare_methods(other, tmp_path, print, lambda method, seed, place: Callback())
 
 
 @pytest.mark.parametrize("equal, rounds", [("flops", 2), ("bytes", 4)])
 def test_equal_cost_gives_methods_other_numbers_of_rounds(equal, rounds):
     # Ditto does twice the work of FedAvg and has the same traffic.
-    ask = Comparison(["fedavg", "ditto"], make_config(QUICK | {"rounds": 4, "eval_every": 0}), [0], equal)
-    runs = compare(ask, None, print, lambda method, seed, place: Callback())
+    wanted = Comparison(["fedavg", "ditto"], make_config(QUICK | {"rounds": 4, "eval_every": 0}), [0], equal)
+    runs = compare_methods(wanted, None, print, lambda method, seed, place: Callback())
     assert runs["fedavg", 0].summary["rounds"] == 4
     assert runs["ditto", 0].summary["rounds"] == rounds

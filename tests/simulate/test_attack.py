@@ -18,7 +18,7 @@ def uploads_of(n=3):
 
 
 def changed(kind, message, uploads, evil):
-    return attack.changed(kind, message, uploads, torch.tensor(evil), [4, 7, 9], seed=0, round=2)
+    return attack.change_uploads(kind, message, uploads, torch.tensor(evil), [4, 7, 9], seed=0, round=2)
 
 
 def test_replacement_multiplies_the_update_by_the_size_of_the_cohort():
@@ -65,10 +65,10 @@ def test_no_attack_changes_nothing():
 
 
 def test_attackers_are_a_share_of_those_that_train():
-    chosen = attack.attackers([2, 3, 5, 7, 11, 13, 17, 19, 23, 29], 0.3, seed=1)
+    chosen = attack.draw_attackers([2, 3, 5, 7, 11, 13, 17, 19, 23, 29], 0.3, seed=1)
     assert len(chosen) == 3 and chosen == sorted(chosen) and set(chosen) <= {2, 3, 5, 7, 11, 13, 17, 19, 23, 29}
-    assert chosen == attack.attackers([2, 3, 5, 7, 11, 13, 17, 19, 23, 29], 0.3, seed=1)
-    assert attack.attackers([1, 2, 3], 0.0, seed=1) == []
+    assert chosen == attack.draw_attackers([2, 3, 5, 7, 11, 13, 17, 19, 23, 29], 0.3, seed=1)
+    assert attack.draw_attackers([1, 2, 3], 0.0, seed=1) == []
 
 
 def test_poisoned_labels_are_those_of_the_attackers_training_rows():
@@ -84,7 +84,7 @@ def test_only_honest_clients_are_scored():
     scene = make_scene(make_config({"clients": 10, "attack": "replace", "attackers": 0.2}))
     run = Simulation(scene, None, print)
     run.close()
-    assert set(run.scored).isdisjoint(scene.attackers) and len(run.scored) + len(scene.attackers) == 10
+    assert set(run.state.scored).isdisjoint(scene.attackers) and len(run.state.scored) + len(scene.attackers) == 10
 
 
 @pytest.mark.parametrize("kind", ["labels", "random", "replace"])

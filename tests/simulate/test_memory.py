@@ -10,7 +10,7 @@ from plures import tree
 from plures.cli.main import call
 from plures.errors import UsageError
 from plures.methods import METHODS
-from plures.simulate import memory
+from plures.simulate import memory, shapes
 from tests.small import run_of, scene_of
 
 
@@ -18,23 +18,27 @@ from tests.small import run_of, scene_of
 def test_the_forecast_is_what_a_run_holds(name):
     run = run_of(name, "norm", executor="one_by_one")
     run.close()
-    method, task = run.scene.method, run.scene.task
-    told = memory.forecast(method, task, run.scene.population.sizes(), 6)
+    method, task = run.state.scene.method, run.state.scene.task
+    told = memory.forecast(run.state.shapes, 6, 6)
 
     def size(of):
         return sum(x.numel() * x.element_size() for x in tree.leaves(of))
 
-    message = method.send(task, run.server, torch.arange(6))
-    assert told.server == size(run.server)
+    message = method.send(task, run.state.server, torch.arange(6))
+    assert told.server == size(run.state.server)
     assert told.messages == size(message.tree)
     assert told.clients == 6 * size(method.init_client(task, task.initial))
 
 
-def test_a_forecast_takes_no_memory():
+def test_a_forecast_takes_no_memory(monkeypatch):
     """A hypernetwork of 20 GB is told and not made."""
     scene = scene_of("pfedhn:width=4000000", "mlp")
-    told = memory.forecast(scene.method, scene.task, scene.population.sizes(), 6)
+    sizes = scene.population.sizes()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    monkeypatch.setattr(shapes, "_trained_on_one_row", lambda method, task, received: ({}, {}, {}))
+    told = memory.forecast(shapes.shapes_of(scene.method, scene.task, sizes), 6, 6)
     assert told.server > 10 << 30
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20  # kilobytes
 
 
 def test_too_large_is_refused_in_words(monkeypatch):
@@ -51,7 +55,7 @@ def test_doctor_tells_that_it_does_not_fit(monkeypatch, capsys):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="page faults are counted, and glibc is told, on Linux only")
 def test_memory_that_is_freed_comes_again_without_fresh_pages():
-    memory.keep_what_is_freed()
+    memory.keep_freed_memory()
     x = torch.ones(2 << 20)  # 8 MB, 2048 pages
 
     def faults() -> int:

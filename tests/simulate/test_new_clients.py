@@ -16,7 +16,6 @@ from plures.methods.messages import Same
 from plures.runs.config import make_config
 from plures.runs.folders import open_scene
 from plures.runs.scene import make_scene
-from plures.simulate import new_clients
 from plures.simulate.stacking import one_by_one
 from tests.small import played, run_of
 
@@ -27,14 +26,15 @@ every_method = pytest.mark.parametrize("name", [QUICK.get(name, name) for name i
 
 def adapted(run, client, epochs, counts_of=None):
     """The model of one of the run's clients as if it were new."""
-    scene = run.scene
+    method, task = run.state.scene.method, run.state.scene.task
     with torch.no_grad():
-        message = Same(scene.method.newcomer(scene.task, run.server))
-        shards = scene.population.shards([client], "train", "new", 0)
+        message = Same(method.newcomer(task, run.state.server))
+        shards = run.state.scene.population.shards([client], "train", "new", 0)
         if counts_of is not None:
             shards = shards._replace(counts=counts_of)
-        fn = new_clients.adapt_function(scene.method, scene.task, epochs)
-        return tree.row(one_by_one(fn, message, shards), 0)
+        return tree.row(
+            one_by_one(lambda received, shard: method.adapt(task, received, shard, epochs), message, shards), 0
+        )
 
 
 @every_method
@@ -42,7 +42,7 @@ def test_a_new_client_gets_a_whole_model_and_training_moves_it(name):
     run = played(run_of(name, "norm", executor="one_by_one"), 1)
     before, after = (adapted(run, 4, epochs) for epochs in (0, 2))
     for model in (before, after):
-        assert set(model) == set(run.scene.task.initial)
+        assert set(model) == set(run.state.scene.task.initial)
         assert all(torch.isfinite(x).all() for x in model.values())
     assert any(not torch.equal(before[k], after[k]) for k in before)
 
@@ -59,24 +59,24 @@ def test_before_any_epoch_no_row_is_looked_at(name):
 def test_the_hyper_head_of_a_new_client_comes_from_its_class_counts():
     run = played(run_of("fedrod:head=hyper", "norm", executor="one_by_one"), 2)
     few, many = torch.eye(10)[:1] * 5, torch.ones(1, 10)
-    head = run.scene.task.head + ".weight"
+    head = run.state.scene.task.head + ".weight"
     one, other, again = (adapted(run, 4, 0, counts) for counts in (few, many, few * 3))
     assert not torch.equal(one[head], other[head])
     assert torch.allclose(one[head], again[head])  # proportions, not numbers
     rest = [k for k in one if k != head]
-    assert all(torch.equal(one[k], run.server[k]) for k in rest)
+    assert all(torch.equal(one[k], run.state.server[k]) for k in rest)
 
 
 def test_new_clients_never_train_and_come_last():
     scene = make_scene(make_config({"method": "fedavg", "clients": 12, "new_clients": 4, "partition": "iid"}))
     whole = make_scene(make_config({"method": "fedavg", "clients": 12, "partition": "iid"}))
-    assert len(scene.population.train) == 8 and len(scene.newcomers.train) == 4
+    assert len(scene.population.train) == 8 and len(scene.new_clients.train) == 4
     assert scene.config.clients == 12 and scene.method.schedule.n_clients == 8
     known = [rows.tolist() for rows in whole.population.train]
     places = [known.index(rows.tolist()) for rows in scene.split.train]
     assert places[:8] == sorted(places[:8]) and places[8:] == sorted(places[8:])
     assert places != list(range(12))  # drawn, not just the last ones
-    assert scene.newcomers.train[0].tolist() == scene.split.train[8].tolist()
+    assert scene.new_clients.train[0].tolist() == scene.split.train[8].tolist()
 
 
 def test_holding_out_everybody_is_refused():
@@ -94,8 +94,8 @@ def test_summary_and_clients_tell_of_new_clients(tmp_path):
     assert [row["client"] for row in result.clients] == list(range(10))
     assert np.mean([row["personal_accuracy"] for row in result.clients[7:]]) == pytest.approx(new["after"])
     again = open_scene(tmp_path / "run")
-    assert [rows.tolist() for rows in again.newcomers.train] == [
-        rows.tolist() for rows in make_scene(make_config({"method": "fedavg"} | options)).newcomers.train
+    assert [rows.tolist() for rows in again.new_clients.train] == [
+        rows.tolist() for rows in make_scene(make_config({"method": "fedavg"} | options)).new_clients.train
     ]
 
 

@@ -16,18 +16,18 @@ import torch
 
 import plures
 from plures.cli.main import call
+from plures.engine import costs
 from plures.errors import RunFailed, UsageError
 from plures.runs.config import make_config
-from plures.simulate import executor, ray
+from plures.simulate import ray
+from tests.methods.test_every_method import NAMES
 from tests.small import played, run_of
 
-from tests.methods.test_every_method import NAMES
-
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
 pytestmark = pytest.mark.xdist_group("ray")
 
-WORN = [
+WITH_ADDONS = [
     "fedprox+ala:cap=12",
     "fedrod:head=hyper+feddyn",
     "fedavg+brm+ft",
@@ -48,21 +48,21 @@ def process_of(worker, ray) -> int:
 
 
 @needs_ray
-@pytest.mark.parametrize("name", [*NAMES, *WORN])
+@pytest.mark.parametrize("name", [*NAMES, *WITH_ADDONS])
 def test_ray_gives_the_bits_of_vectorised(name, cluster):
     stacked = played(run_of(name), 2)
     spread = played(run_of(name, executor="ray", workers=2), 2)
-    assert spread.digest() == stacked.digest()
-    assert [row.flops for row in spread.rows] == [row.flops for row in stacked.rows]
+    assert spread.state.digest() == stacked.state.digest()
+    assert [row.flops for row in spread.state.rows] == [row.flops for row in stacked.state.rows]
 
 
 @needs_ray
 def test_two_runs_at_a_time_share_the_actors_and_nothing_else(cluster):
-    alone = [played(run_of(name), 2).digest() for name in ("fedavg", "fedper")]
+    alone = [played(run_of(name), 2).state.digest() for name in ("fedavg", "fedper")]
     runs = [run_of(name, executor="ray", workers=n) for name, n in (("fedavg", 2), ("fedper", 1))]
     for run in (*runs, *runs):
         run.play_round()
-    assert [played(run, 0).digest() for run in runs] == alone
+    assert [played(run, 0).state.digest() for run in runs] == alone
 
 
 @needs_ray
@@ -74,7 +74,7 @@ def test_batchnorm_dropout_and_scores_are_the_same(cluster):
         run = run_of("fedper", "norm", executor=executor, **options)
         try:
             run.play_round()
-            found.append(run.evaluate(last=True)._replace(seconds=0.0))
+            found.append(run.evaluate(is_last=True)._replace(seconds=0.0))
         finally:
             run.close()
     np.testing.assert_equal(found[0], found[1])
@@ -84,14 +84,14 @@ def test_batchnorm_dropout_and_scores_are_the_same(cluster):
 @needs_ray
 def test_client_function_that_fails_is_told_in_words(cluster, monkeypatch):
     run = run_of("fedavg", executor="ray", workers=2)
-    monkeypatch.setattr(run.executor, "states", lambda job: {"no": torch.zeros(1)})
+    monkeypatch.setattr(run.executor._tables, "states", lambda job: {"no": torch.zeros(1)})
     with pytest.raises(RunFailed, match=r"a client function failed \("):
         played(run, 1)
 
 
 @needs_ray
 def test_workers_for_which_there_is_no_place_are_told_in_words(cluster, monkeypatch):
-    monkeypatch.setattr(ray_crew, "PATIENCE", 1)
+    monkeypatch.setattr(ray, "PATIENCE", 1)
     with pytest.raises(RunFailed, match="no place for 1 of 1 workers in 1 seconds; it has 2 cores"):
         ray.Cluster(None, 1)  # the two that are there are taken
 
@@ -133,34 +133,34 @@ def test_command_line_is_quiet_and_says_ray(cluster, tmp_path, capfd):
 
 @needs_ray
 def test_worker_killed_in_the_middle_of_a_group_changes_no_bit(cluster, monkeypatch):
-    monkeypatch.setattr(execute, "GROUP_BYTES", 1)  # a group for each client
+    monkeypatch.setattr(costs, "GROUP_BYTES", 1)  # a group for each client
     stacked = played(run_of("ditto"), 2)
     run = run_of("ditto", executor="ray", workers=2)
     run.play_round()
     before = list(cluster.workers)
     kill_first_to_work(run, cluster, monkeypatch)
-    assert played(run, 1).digest() == stacked.digest()
+    assert played(run, 1).state.digest() == stacked.state.digest()
     assert [a is b for a, b in zip(before, cluster.workers, strict=True)] == [True, False]
 
 
 def kill_first_to_work(run, cluster, monkeypatch):
     """The actor that gets the next group is stopped before it gets it, and killed while it has it."""
     process = process_of(cluster.workers[-1], cluster.ray)
-    states = run.executor.states
+    states = run.executor._tables.states
 
     def stop_first(job):
-        monkeypatch.setattr(run.executor, "states", states)
+        monkeypatch.setattr(run.executor._tables, "states", states)
         os.kill(process, signal.SIGSTOP)
         threading.Timer(0.3, os.kill, (process, signal.SIGKILL)).start()
         return states(job)
 
-    monkeypatch.setattr(run.executor, "states", stop_first)
+    monkeypatch.setattr(run.executor._tables, "states", stop_first)
 
 
 @needs_ray
 def test_group_whose_workers_are_lost_again_and_again_ends_the_run_in_words(cluster, monkeypatch):
     run = run_of("fedavg", executor="ray", workers=2)
-    monkeypatch.setattr(ray_crew, "LOSSES", 1)
+    monkeypatch.setattr(ray, "LOSSES", 1)
     kill_first_to_work(run, cluster, monkeypatch)
     with pytest.raises(RunFailed, match=r"a worker process ended while it had clients \["):
         played(run, 1)
@@ -200,6 +200,6 @@ def test_address_is_for_ray():
         make_config({"address": "127.0.0.1:6379"})
 
 
-def test_run_may_go_on_with_another_executor_of_the_same_bits():
+def test_run_may_be_resumed_with_another_executor_of_the_same_bits():
     one, other, third = (make_config({"executor": e}).identity() for e in ("vectorised", "ray", "one_by_one"))
     assert one == other != third

@@ -7,22 +7,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from plures import models
 from plures.cli import main, view
 from plures.data import partition, sources
-from plures.engine import trace
 from plures.errors import UsageError
 from plures.methods.spec import make_method
+from plures.models.names import MODELS
 from plures.runs.callbacks import Callback
 from plures.runs.results import pool_scores
 from plures.simulate.evaluate import Pool
+from plures.studies import preset as preset_file
 from plures.studies import reproduce
-from plures.studies.compare import compare
-from plures.studies.preset import Preset
+from plures.studies.compare import compare_methods
+from plures.studies.preset import Preset, Scale
+from plures.studies.reproduce import comparison_of
 
-ROOT = Path(__file__).parent.parent
-PRESETS = reproduce.load()
-SCALES: tuple[reproduce.Scale, ...] = ("smoke", "small", "full")
+ROOT = Path(__file__).parent.parent.parent
+PRESETS = preset_file.load()
+SCALES: tuple[Scale, ...] = ("smoke", "small", "full")
 DITTO = "fedrod-table13-fmnist-dir0.3"  # two methods
 
 
@@ -30,13 +31,13 @@ DITTO = "fedrod-table13-fmnist-dir0.3"  # two methods
 def test_preset_can_be_built_at_every_scale(name):
     preset = PRESETS[name]
     for scale in SCALES:
-        ask = preset.ask(scale, None, 1)
-        assert ask.config.data in sources.DATA and ask.config.model in models.MODELS
-        partition.parse(ask.config.partition)
-        assert len(ask.methods) == len(set(ask.methods)) == len(preset.published)
-        for method in ask.methods:
-            make_method(method, {}, ask.config.solver())
-        assert scale != "smoke" or ask.config.data == "digits"  # which needs no data folder
+        wanted = comparison_of(preset, scale, None, 1)
+        assert wanted.config.data in sources.DATA and wanted.config.model in MODELS
+        partition.parse(wanted.config.partition)
+        assert len(wanted.methods) == len(set(wanted.methods)) == len(preset.published)
+        for method in wanted.methods:
+            make_method(method, {}, wanted.config.solver())
+        assert scale != "smoke" or wanted.config.data == "digits"  # which needs no data folder
     assert set(preset.own) <= set(preset.published) and set(preset.small_methods) <= set(preset.published)
 
 
@@ -51,7 +52,7 @@ def test_published_numbers_are_per_cent_of_known_columns(name):
 
 def test_small_size_is_smaller_than_full_size():
     for name, preset in PRESETS.items():
-        small, full = (preset.ask(scale, None, 1).config for scale in ("small", "full"))
+        small, full = (comparison_of(preset, scale, None, 1).config for scale in ("small", "full"))
         assert small.share * small.rounds < full.share * full.rounds, name
         assert small.data == full.data and small.partition == full.partition, name
 
@@ -90,30 +91,24 @@ def test_what_cannot_be_read_is_left_out():
 # Every preset runs
 
 
-@pytest.fixture(scope="module")
-def untraced():
-    """Runs of a few steps: tracing them would take longer. Steps that others have traced are left alone."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trace, "_known", {})
-        patch.setattr(trace, "_traced", lambda *arguments: None)
-        yield
-
-
 DONE: set[tuple[str, str]] = set()  # (method, options) of the runs so far, in this process
 
 
 @pytest.mark.xdist_group("presets")
 @pytest.mark.parametrize("name", PRESETS)
-def test_preset_runs_as_a_smoke_test(name, untraced, tmp_path):
+def test_preset_runs_as_a_smoke_test(name, tmp_path):
     """Its own methods, and those that no preset with the same options, but for who has which rows, has run yet."""
     preset = PRESETS[name]
-    ask = preset.ask("smoke", None, 1)
-    alike = ask.config.model_copy(update={"partition": None, "clients": None, "participation": 1.0}).identity()
+    wanted = comparison_of(preset, "smoke", None, 1)
+    alike = wanted.config.model_copy(update={"partition": None, "clients": None, "participation": 1.0}).identity()
     must = preset.own or preset.methods()[:1]
     chosen = [method for method in preset.methods() if method in must or (method, alike) not in DONE]
     DONE.update((method, alike) for method in chosen)
-    ask = preset.ask("smoke", None, 1, only=chosen)
-    runs = compare(ask, tmp_path, lambda line: None, lambda method, seed, folder: Callback())
+    wanted = comparison_of(preset, "smoke", None, 1, only=chosen)
+    eager = wanted._replace(
+        config=wanted.config.model_copy(update={"engine": "eager"})
+    )  # two rounds are not worth a trace
+    runs = compare_methods(eager, tmp_path, lambda line: None, lambda method, seed, folder: Callback())
     cells = reproduce.cells(preset, reproduce.numbers(preset, runs, "smoke"))
     assert [(cell.method, cell.column) for cell in cells] == [(m, c) for m in chosen for c in preset.columns]
     assert all(cell.ours.n == 1 and 0 <= cell.ours.mean <= 100 for cell in cells if cell.method in must)
@@ -189,7 +184,7 @@ def test_a_number_is_found_by_its_path():
 
 def test_a_method_can_be_spelled_otherwise_at_small_size():
     preset = invented(small_methods={"ditto": "ditto:lam=1"})
-    methods = {scale: preset.ask(scale, None, 1).methods[0] for scale in SCALES}
+    methods = {scale: comparison_of(preset, scale, None, 1).methods[0] for scale in SCALES}
     assert methods == {"smoke": "ditto:lam=1", "small": "ditto:lam=1", "full": "ditto"}
     cells = reproduce.cells(preset, OURS)
     assert "ditto is run as ditto:lam=1 at this size" in view.reproduction_words(preset, cells, "small")
@@ -201,11 +196,11 @@ def test_a_method_can_be_spelled_otherwise_at_small_size():
 
 def test_unknown_preset_gets_the_nearest_name_and_not_all_of_them():
     with pytest.raises(UsageError, match="did you mean 'fedala-table2-mnist'") as caught:
-        reproduce.find("fedala-table2-mnst")
+        preset_file.find("fedala-table2-mnst")
     assert "pfedla-table3-emnist" not in str(caught.value) and "plures list presets" in str(caught.value)
 
 
-def test_reproduce_that_was_stopped_goes_on(tmp_path, monkeypatch, capsys):
+def test_reproduce_that_was_stopped_is_resumed(tmp_path, monkeypatch, capsys):
     """The run that was done is not run again, the one that was stopped ends as if it had not been."""
     monkeypatch.chdir(tmp_path)
 
@@ -213,13 +208,13 @@ def test_reproduce_that_was_stopped_goes_on(tmp_path, monkeypatch, capsys):
         return main.call(["reproduce", DITTO, "--scale", "smoke", "--workers", "1", "--json", "--out", out])
 
     class Stopped(view._Row):
-        def played(self, run, row):
-            super().played(run, row)
+        def played(self, state, row):
+            super().played(state, row)
             if self.name.startswith("fedavg") and row.round == 1:
                 raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(show, "_Row", Stopped)
+        patch.setattr(view, "_Row", Stopped)
         assert call("stopped") == 130
     first, second = (tmp_path / "stopped" / name for name in ("ditto", "fedavg-pmlocal"))
     assert (first / "summary.json").exists() and not (second / "summary.json").exists()

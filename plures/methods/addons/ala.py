@@ -40,6 +40,8 @@ class Ala(Addon):
         choices=("init", "trained"),
     )
 
+    insides = "plures.report.insides.ala:pictures"
+
     @property
     def refuses(self):
         return {**self.host.refuses, "c": "the blend says where training starts", "ala": "it has it already"}

@@ -25,7 +25,7 @@ Loss = Callable[[Params, Params, Batch], Tensor]
 BATCH = 64  # rows of a pass
 
 
-class MetaSlopes(NamedTuple):
+class MetaGradients(NamedTuple):
     fast: Params
     slow: Params
     adapted: Params
@@ -43,7 +43,7 @@ def mean_over(fn: Callable[..., tree.Tree], params: tree.Tree, shard: Shard, giv
 
 def meta_gradients(
     inner: Loss, outer: Loss, fast: Params, slow: Params, support: Shard, query: Shard, lr: float, first_order: bool
-) -> MetaSlopes:
+) -> MetaGradients:
     """Gradients of the outer loss with respect to where the adaptation by the inner loss began."""
 
     def inner_gradients(fast: Params, batch: Batch, slow: Params) -> Params:
@@ -61,6 +61,6 @@ def meta_gradients(
     adapted = step_down(fast, mean_over(inner_gradients, fast, support, (slow,)), lr)
     (v, s), loss = mean_over(outer_gradients, adapted, query, (slow,))
     if first_order or lr == 0:
-        return MetaSlopes(v, s, adapted, loss)
+        return MetaGradients(v, s, adapted, loss)
     bent_fast, bent_slow = mean_over(curvature, fast, support, (slow, v))
-    return MetaSlopes(step_down(v, bent_fast, lr), step_down(s, bent_slow, lr), adapted, loss)
+    return MetaGradients(step_down(v, bent_fast, lr), step_down(s, bent_slow, lr), adapted, loss)

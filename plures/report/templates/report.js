@@ -24,7 +24,7 @@ function chosen(figure) {
   return [...figure.querySelectorAll(".choices > *")].map((choice) => {
     const slider = choice.querySelector("input[type=range]");
     if (!slider) return (choice.querySelector("input:checked") ?? choice.querySelector("select")).value;
-    const value = slider.dataset.values.split(" ")[slider.value];
+    const value = slider.dataset.values.split("|")[slider.value];
     choice.querySelector("output").textContent = value;
     slider.setAttribute("aria-valuetext", value);
     return value;
@@ -38,7 +38,7 @@ function draw(figure) {
   const coarse = matchMedia("(pointer: coarse)").matches || innerWidth < 640;
   view.layout.dragmode = coarse ? false : "zoom"; // a finger scrolls the page
   view.layout.width = plot.clientWidth;
-  if (innerWidth < 640) view.layout.font.size = 11;
+  if (innerWidth < 640) view.layout.font = { ...view.layout.font, size: 11 };
   plot.style.minHeight = view.layout.height + "px";
   Plotly.react(plot, view.data, view.layout, { displaylogo: false, modeBarButtons: TOOLS });
 }

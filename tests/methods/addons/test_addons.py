@@ -1,4 +1,4 @@
-"""Worn parts: which hosts can wear them, what they hand on, and refusals with a reason."""
+"""Add-ons: which hosts can take them, what they hand on, and refusals with a reason."""
 
 import pytest
 import torch
@@ -34,32 +34,33 @@ from tests.small import played, run_of, scene_of, small_split
     ],
 )
 def test_what_makes_no_sense_is_refused_with_a_reason(spec, reason):
-    with pytest.raises(UsageError, match=f"cannot wear {spec.rpartition('+')[2]}: .*{reason}"):
+    with pytest.raises(UsageError, match=f"cannot take the add-on {spec.rpartition('+')[2]}: .*{reason}"):
         make_method(spec, {}, Solver())
 
 
-@pytest.mark.parametrize("part", ["ft", "c", "ala", "sam", "prox", "scaffold", "feddyn", "brm"])
-def test_fedavg_wears_every_part(part):
-    run = played(run_of(f"fedavg+{part}", executor="one_by_one"), 2)
-    assert all(torch.isfinite(x).all() for x in tree.leaves(run.server))
+@pytest.mark.parametrize("addon", ["ft", "c", "ala", "sam", "prox", "scaffold", "feddyn", "brm"])
+def test_fedavg_takes_every_add_on(addon):
+    run = played(run_of(f"fedavg+{addon}", executor="one_by_one"), 2)
+    assert all(torch.isfinite(x).all() for x in tree.leaves(run.state.server))
 
 
 @pytest.mark.parametrize("host", ["local", "fedmeta", "fedfomo", "apple", "mtl", "afml", "plgu-lf", "pfedhn"])
-def test_fine_tuning_can_be_worn_by_all(host):
+def test_all_can_take_fine_tuning(host):
     played(run_of(f"{host}+ft:ft_epochs=1", executor="one_by_one"), 1)
 
 
 def test_the_server_of_scaffold_moves_a_share_of_the_way():
     """With server_lr 0.25 it goes a quarter of the way that it goes with 1."""
     whole, quarter = (
-        played(run_of(f"scaffold:server_lr={rate}", executor="one_by_one"), 1).server.host for rate in ("1.0", "0.25")
+        played(run_of(f"scaffold:server_lr={rate}", executor="one_by_one"), 1).state.server.host
+        for rate in ("1.0", "0.25")
     )
     start = scene_of().task.initial
     for name, x in start.items():
         torch.testing.assert_close(quarter[name] - x, 0.25 * (whole[name] - x), rtol=1e-4, atol=1e-7)
 
 
-def test_a_host_that_keeps_a_part_at_home_starts_where_its_part_says():
+def test_a_host_that_keeps_a_part_at_home_starts_where_its_add_on_says():
     """FedPer around a given start: the shared part of it is taken, the own head stays."""
     scene = scene_of("fedper", split=small_split())
     method, task = scene.method.with_solver(Solver(lr=0.0, batch=5)), scene.task
@@ -69,8 +70,8 @@ def test_a_host_that_keeps_a_part_at_home_starts_where_its_part_says():
     shard = scene.population.shards([3], "train", "train", 0)
     shard = type(shard)(shard.x, shard.y, *[part[0] for part in shard[2:]])
     start = tree.scale(5.0, method.shared(task, task.initial))
-    for worn, expected in ((NO_TERMS, received), (AddonTerms(start=start), start)):
-        after, upload, _ = method.train(task, received, client, shard, worn)
+    for terms, expected in ((NO_TERMS, received), (AddonTerms(start=start), start)):
+        after, upload, _ = method.train(task, received, client, shard, terms)
         assert all(torch.equal(upload[name], expected[name]) for name in expected)
         assert all(torch.equal(after.kept[name], client.kept[name]) for name in client.kept)
 

@@ -1,4 +1,4 @@
-"""FedAvg-FT, FedAvg-C and FedProx-C: the parts `ft` and `c`."""
+"""FedAvg-FT, FedAvg-C and FedProx-C: the add-ons `ft` and `c`."""
 
 import pytest
 import torch
@@ -50,7 +50,7 @@ def near(anchor, mu):
 @pytest.mark.parametrize("model", ["mlp", "norm"])
 def test_ft_of_no_epoch_is_fedavg_bit_for_bit(model):
     one, other = (played(run_of(name, model, executor="one_by_one"), 2) for name in ("fedavg+ft:ft_epochs=0", "fedavg"))
-    assert_same(one.server, other.server)
+    assert_same(one.state.server, other.state.server)
     for client in (0, 5):
         assert_same(one.personal_model(client), other.personal_model(client))
 
@@ -63,7 +63,7 @@ def test_ft_leaves_no_trace_in_training_bit_for_bit():
         looked_at.play_round()
     looked_at.evaluate()
     looked_at.close()
-    assert_same(looked_at.server, played(other, 2).server)
+    assert_same(looked_at.state.server, played(other, 2).state.server)
 
 
 @pytest.mark.parametrize("make", [Dense, Normed])
@@ -101,15 +101,15 @@ def test_ft_uploads_what_the_host_does():
 
 
 def test_ft_says_so():
-    assert ft_of(1).scored == "global, fine-tuned"
+    assert ft_of(1).personal_model_name == "global, fine-tuned"
 
 
 @pytest.mark.parametrize("name", ["local", "fedmeta", "fedpermeta", "fedfomo", "apple", "mtl"])
-def test_ft_can_be_worn_by_methods_that_train_no_shared_model(name):
+def test_methods_that_train_no_shared_model_can_take_ft(name):
     played(run_of(f"{name}+ft", executor="one_by_one"), 1)
 
 
-def test_what_a_method_cannot_wear_it_cannot_wear_over_ft():
+def test_what_a_method_cannot_take_it_cannot_take_over_ft():
     for host in (Local(), FedMeta()):
         with pytest.raises(UsageError, match="trains no shared model"):
             Prox(host=Ft(host=host))
@@ -121,7 +121,7 @@ def test_what_a_method_cannot_wear_it_cannot_wear_over_ft():
 @pytest.mark.parametrize("model", ["mlp", "norm"])
 def test_c_of_no_epoch_is_fedavg_bit_for_bit(model):
     one, other = (played(run_of(name, model, executor="one_by_one"), 2) for name in ("fedavg+c:c_epochs=0", "fedavg"))
-    assert_same(one.server, other.server)
+    assert_same(one.state.server, other.state.server)
     assert_same(one.personal_model(5), other.personal_model(5))
 
 
@@ -152,14 +152,14 @@ def test_c_has_the_tuned_model_before_the_rounds_training_as_personal_one(make):
     received, shard = moved(task.initial, 1), shard_for(task)
     own = c_of(2, epochs=3).personalize(task, received, NOTHING, shard)
     assert_close(own, trained(make, received, batches(shard, 2)))
-    assert c_of(2).scored == "received, fine-tuned"
+    assert c_of(2).personal_model_name == "received, fine-tuned"
 
 
 def test_c_makes_the_personal_model_from_what_the_server_would_send_now():
     run = played(run_of("fedavg+c:c_epochs=1", executor="one_by_one", batch=64), 2)
-    rows = run.scene.population.train[5]
-    x, y = run.scene.population.x[rows], run.scene.population.y[rows]
-    params = {name: p.clone().requires_grad_() for name, p in run.server.items()}
+    rows = run.state.scene.population.train[5]
+    x, y = run.state.scene.population.x[rows], run.state.scene.population.y[rows]
+    params = {name: p.clone().requires_grad_() for name, p in run.state.server.items()}
     hidden = torch.relu(x.flatten(1) @ params["hidden.weight"].mT + params["hidden.bias"])
     loss = torch.nn.functional.cross_entropy(hidden @ params["head.weight"].mT + params["head.bias"], y)
     gradients = torch.autograd.grad(loss, list(params.values()))
@@ -188,7 +188,7 @@ def test_c_keeps_what_the_round_left_and_not_what_tuning_did():
     assert_same(client.model, upload)
 
 
-def test_scaffold_is_worn_over_c_and_not_under_it():
+def test_scaffold_is_added_over_c_and_not_under_it():
     with pytest.raises(UsageError, match="before scaffold"):
         C(host=Scaffold(host=FedAvg()))
     played(run_of("fedavg+c:c_epochs=1+scaffold", executor="one_by_one"), 1)

@@ -10,7 +10,6 @@ from plures.methods.base import Federation
 from plures.methods.fedavg import FedAvg, FedAvgClient
 from plures.methods.fedper import fedper
 from plures.methods.lgfedavg import lgfedavg
-from plures.simulate.sampling import draw_cohort
 from tests.methods.plain import (
     Dense,
     Normed,
@@ -79,7 +78,7 @@ def wire():
 @pytest.mark.parametrize(("name", "floats"), wire().items(), ids=str)
 def test_a_round_moves_the_bytes_that_the_method_needs(name, floats):
     run = played(run_of(name, "norm", split=small_split((4, 5, 6, 7, 4, 5)), batch=8, executor="one_by_one"), 1)
-    assert (run.rows[0].bytes_down, run.rows[0].bytes_up) == (6 * 4 * floats[0], 6 * 4 * floats[1])
+    assert (run.state.rows[0].bytes_down, run.state.rows[0].bytes_up) == (6 * 4 * floats[0], 6 * 4 * floats[1])
 
 
 def test_the_count_by_hand_is_the_models():
@@ -93,9 +92,9 @@ def test_the_count_by_hand_is_the_models():
 def test_fedper_with_the_head_shared_too_is_fedavg_bit_for_bit(model):
     options = {"participation": 0.5, "executor": "one_by_one"}
     one, other = (played(run_of(name, model, **options), 3) for name in ("fedper:private=nothing", "fedavg"))
-    assert_same(one.server, other.server)
+    assert_same(one.state.server, other.state.server)
     assert_same(one.personal_model(3), other.personal_model(3))
-    assert_same(one.scene.method.generic(one.scene.task, one.server), other.server)
+    assert_same(one.state.scene.method.generic(one.state.scene.task, one.state.server), other.state.server)
 
 
 @pytest.mark.parametrize("model", ["mlp", "norm"])
@@ -103,7 +102,7 @@ def test_fedper_with_the_head_shared_too_is_fedavg_bit_for_bit(model):
 def test_fedper_with_the_body_private_too_is_local_bit_for_bit(model, private):
     one = played(run_of("fedper", model, settings={"private": private}, executor="one_by_one"), 3)
     other = played(run_of("local", model, executor="one_by_one"), 3)
-    assert one.server == {}
+    assert one.state.server == {}
     for client in (0, 2, 5):
         assert_same(one.personal_model(client), other.personal_model(client))
 
@@ -125,18 +124,18 @@ def test_fedper_trains_the_received_body_under_its_own_head(make):
 
 def test_fedper_uploads_no_head_and_the_server_has_none():
     run = played(run_of("fedper", "norm", executor="one_by_one"), 1)
-    assert not set(run.server) & HEAD and len(run.server) == len(run.scene.task.initial) - 2
-    assert run.scene.method.generic(run.scene.task, run.server) is None
-    assert set(run.store.rows(EVERYONE).kept) == HEAD
+    assert not set(run.state.server) & HEAD and len(run.state.server) == len(run.state.scene.task.initial) - 2
+    assert run.state.scene.method.generic(run.state.scene.task, run.state.server) is None
+    assert set(run.state.store.rows(EVERYONE).kept) == HEAD
 
 
 def test_fedper_personal_model_is_the_servers_body_under_the_own_head():
     run = played(run_of("fedper", "norm", participation=0.5, executor="one_by_one"), 3)
     for client in (0, 3, 5):
         own = run.personal_model(client)
-        kept = tree.row(run.store.rows(torch.tensor([client])).kept, 0)
+        kept = tree.row(run.state.store.rows(torch.tensor([client])).kept, 0)
         assert_same(only(own, HEAD), only(kept, HEAD))
-        assert_same(without(own, HEAD), run.server)
+        assert_same(without(own, HEAD), run.state.server)
     assert differs(only(run.personal_model(4), HEAD), only(run.personal_model(5), HEAD))
 
 
@@ -153,15 +152,15 @@ def test_fedper_head_of_a_client_that_sits_out_stays_and_its_body_is_new():
     run = run_of("fedper", participation=0.5, executor="one_by_one")
     try:
         run.play_round()
-        before = run.store.rows(EVERYONE).kept
-        chosen = draw_cohort(run.scene.config, run.eligible, run.round, "drawn")
+        before = run.state.store.rows(EVERYONE).kept
+        chosen = run.state.cohort(run.state.round)
         run.play_round()
-        after = run.store.rows(EVERYONE).kept
+        after = run.state.store.rows(EVERYONE).kept
     finally:
         run.close()
     for client in range(len(SIZES)):
         assert torch.equal(before["head.weight"][client], after["head.weight"][client]) == (client not in chosen)
-        assert torch.equal(run.personal_model(client)["hidden.weight"], run.server["hidden.weight"])
+        assert torch.equal(run.personal_model(client)["hidden.weight"], run.state.server["hidden.weight"])
 
 
 def test_fedper_mean_is_weighted_by_rows_and_that_of_lgfedavg_is_not():
@@ -178,7 +177,7 @@ def test_lgfedavg_with_all_layers_shared_is_uniform_fedavg_bit_for_bit(model):
     options = {"participation": 0.5, "executor": "one_by_one"}
     names = ("lgfedavg:private=nothing", "fedavg:weights=uniform")
     one, other = (played(run_of(name, model, **options), 3) for name in names)
-    assert_same(one.server, other.server)
+    assert_same(one.state.server, other.state.server)
 
 
 @pytest.mark.parametrize("model", ["mlp", "norm"])
@@ -212,7 +211,7 @@ def test_lgfedavg_bodies_never_mix():
         own, same = one.personal_model(client), other.personal_model(client)
         assert_same(without(own, HEAD), without(same, HEAD))
         assert not torch.equal(own["head.weight"], same["head.weight"])
-    assert set(one.server) == HEAD
+    assert set(one.state.server) == HEAD
     assert differs(*({"w": one.personal_model(c)["hidden.weight"]} for c in (4, 5)))
 
 

@@ -188,7 +188,7 @@ def test_ir_counts_present_classes_only():
 
 @pytest.mark.parametrize("name", BALANCED)
 @pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0])
-def test_absent_classes_make_no_slope_that_is_not_finite(name, gamma):
+def test_absent_classes_make_no_gradient_that_is_not_finite(name, gamma):
     gradient = gradient_of(name, [[0.3, -2.0, 4.0, 0.0]] * 2, batch_of([0, 1], [6, 1, 0, 0]), gamma)
     assert bool(gradient.isfinite().all()) and float(gradient.abs().sum()) > 0
 

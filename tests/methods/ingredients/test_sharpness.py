@@ -35,7 +35,7 @@ from tests.methods.plain import (
 from tests.small import played, run_of
 
 NOTHING = FedAvgClient({})
-SLOPES = {"a": torch.tensor([3.0, 0.0], dtype=torch.float64), "b": torch.tensor([[-4.0]], dtype=torch.float64)}
+GRADIENTS = {"a": torch.tensor([3.0, 0.0], dtype=torch.float64), "b": torch.tensor([[-4.0]], dtype=torch.float64)}
 
 
 def gradients_of(seed: int, by: float = 1.0):
@@ -54,15 +54,15 @@ def length(params, norm: float = 2.0) -> float:
 # The perturbation
 
 
-def test_perturbation_is_rho_times_the_unit_slope_with_one_norm_for_the_whole_model():
+def test_perturbation_is_rho_times_the_unit_gradient_with_one_norm_for_the_whole_model():
     """Gradients (3, 0) and -4 have length 5."""
-    eps = perturbation(SLOPES, 0.5)
+    eps = perturbation(GRADIENTS, 0.5)
     torch.testing.assert_close(eps["a"], torch.tensor([0.3, 0.0], dtype=torch.float64))
     torch.testing.assert_close(eps["b"], torch.tensor([[-0.4]], dtype=torch.float64))
 
 
 def test_scores_multiply_layers_after_the_norm_is_taken():
-    eps = perturbation(SLOPES, 0.5, scores_of(2.0, 0.5))
+    eps = perturbation(GRADIENTS, 0.5, scores_of(2.0, 0.5))
     torch.testing.assert_close(eps["a"], torch.tensor([0.6, 0.0], dtype=torch.float64))
     torch.testing.assert_close(eps["b"], torch.tensor([[-0.2]], dtype=torch.float64))
 
@@ -80,7 +80,7 @@ def test_perturbation_is_never_longer_than_rho_times_the_largest_score(seed):
     assert 0.1 * longest < length(perturbation(gradients_of(seed), 0.05, scores)) < longest
 
 
-def test_perturbation_has_length_rho_times_the_largest_score_where_all_slope_is_in_that_layer():
+def test_perturbation_has_length_rho_times_the_largest_score_where_the_whole_gradient_is_in_that_layer():
     gradients = {name: x * (name == "b") for name, x in gradients_of(1).items()}
     assert length(perturbation(gradients, 0.05, scores_of(1.0, 2.5, 0.5))) == pytest.approx(0.05 * 2.5, rel=1e-9)
 
@@ -126,15 +126,16 @@ def test_perturbation_of_norm_two_is_the_limit_of_the_general_formula():
 
 
 @pytest.mark.parametrize("q", [1.0, 1.5, 2.0, 3.0])
-def test_a_slope_of_zero_gives_no_perturbation(q):
+def test_a_gradient_of_zero_gives_no_perturbation(q):
     eps = perturbation(tree.zeros_like(gradients_of(1)), 0.05, q=q)
     assert all(bool((x == 0).all()) for x in eps.values())
 
 
 def test_statistics_are_not_perturbed_and_do_not_weigh_in_the_norm():
     stat = {"norm.running_mean": torch.tensor([100.0], dtype=torch.float64)}
-    assert_same(perturbation(SLOPES | stat, 0.5), perturbation(SLOPES, 0.5))
-    assert_same(perturbed(SLOPES | stat, perturbation(SLOPES, 0.5))["norm.running_mean"], stat["norm.running_mean"])
+    eps = perturbation(GRADIENTS, 0.5)
+    assert_same(perturbation(GRADIENTS | stat, 0.5), eps)
+    assert_same(perturbed(GRADIENTS | stat, eps)["norm.running_mean"], stat["norm.running_mean"])
 
 
 # The sharp loss
@@ -149,7 +150,7 @@ def bowl(params):
     return flat @ CURVE @ flat / 2 - PULL @ flat
 
 
-def test_sharp_slope_on_a_quadratic_is_the_slope_at_the_perturbed_point():
+def test_sharp_gradient_on_a_quadratic_is_the_gradient_at_the_perturbed_point():
     """A(v + eps) - b, with eps a constant: no gradient passes through it."""
     v = torch.tensor([0.3, -1.0, 2.0], dtype=torch.float64)
     g = CURVE @ v - PULL
@@ -161,7 +162,7 @@ def test_sharp_slope_on_a_quadratic_is_the_slope_at_the_perturbed_point():
         torch.testing.assert_close(torch.cat([found["a"], found["b"]]), CURVE @ (v + expected) - PULL)
 
 
-def test_a_step_along_the_sharp_slope_starts_from_the_unperturbed_point():
+def test_a_step_along_the_sharp_gradient_starts_from_the_unperturbed_point():
     v = torch.tensor([0.3, -1.0, 2.0], dtype=torch.float64)
     g = CURVE @ v - PULL
     shard = shard_for(task_of(Dense), n=5)
@@ -240,7 +241,7 @@ def test_sam_with_rho_zero_trains_as_fedavg_bit_for_bit(make):
 )
 def test_runs_with_rho_zero_are_fedavg_bit_for_bit(sharp_one, plain_one):
     one, other = (played(run_of(name, "norm", executor="one_by_one"), 2) for name in (sharp_one, plain_one))
-    assert_same(one.server, other.server)
+    assert_same(one.state.server, other.state.server)
 
 
 def test_statistics_move_by_the_unperturbed_pass_alone():
@@ -254,7 +255,7 @@ def test_statistics_move_by_the_unperturbed_pass_alone():
     assert differs(statistics(upload), statistics(received))
 
 
-def test_fedsam_takes_the_uniform_mean_and_a_worn_sam_that_of_its_host():
+def test_fedsam_takes_the_uniform_mean_and_the_add_on_sam_that_of_its_host():
     stacked = {"w": torch.tensor([[1.0], [5.0]])}
     for method, expected in ((fedsam(), 3.0), (Sam(host=FedAvg()), 2.0)):
         merged = method.merge(None, {}, torch.tensor([0, 1]), stacked, torch.tensor([3, 1]))

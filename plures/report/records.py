@@ -1,4 +1,4 @@
-"""The run folders of a report: read, named by what tells them apart, and grouped over seeds."""
+"""Records: what a report reads from run folders, each run named by what tells it apart, and grouped over seeds."""
 
 import hashlib
 import json
@@ -8,14 +8,15 @@ from typing import Any, NamedTuple
 from plures.errors import DataError, UsageError
 from plures.files import read_toml
 from plures.methods import METHODS
+from plures.methods.naming import parse
 from plures.runs import results
 from plures.runs.config import NOT_IN_IDENTITY
 
 Rows = list[dict[str, Any]]
 
 
-class Run(NamedTuple):
-    """One run folder."""
+class RunRecord(NamedTuple):
+    """What one run folder says of its run."""
 
     folder: Path
     summary: dict[str, Any]
@@ -29,9 +30,13 @@ class Run(NamedTuple):
         return str(self.summary["method"])
 
     @property
+    def seed(self) -> int:
+        return int(self.summary["seed"])
+
+    @property
     def base(self) -> str:
-        """The method without its settings and worn parts."""
-        return self.method.partition("+")[0].partition(":")[0]
+        """The method without its settings and add-ons."""
+        return parse(self.method)[0].name
 
     @property
     def same(self) -> tuple[str, str, str]:
@@ -43,24 +48,24 @@ class Group(NamedTuple):
     """Runs that differ in their seed alone: one line of a table, one colour in all figures."""
 
     label: str
-    runs: list[Run]
+    runs: list[RunRecord]
     look: int  # place among colours, dashes and markers
 
 
-def read(folder: Path) -> Run:
-    """A run folder whose run has ended."""
+def read_record(folder: Path) -> RunRecord:
+    """The record of a run that has ended."""
     if not (folder / "summary.json").exists():
         raise UsageError(_why_no_summary(folder))
     try:
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
         tables = [results.read_csv(folder / name) for name in ("rounds.csv", "clients.csv")]
-        split = _split_of(folder)
+        split = _hash_split(folder)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{folder} cannot be read as a run folder: {type(error).__name__}: {error}") from None
-    return Run(folder, summary, read_toml(folder / "config.toml"), tables[0], tables[1], split)
+    return RunRecord(folder, summary, read_toml(folder / "config.toml"), tables[0], tables[1], split)
 
 
-def _split_of(folder: Path) -> str:
+def _hash_split(folder: Path) -> str:
     """Equal for runs whose clients have the same rows; of a federated run, the same clients with as many rows."""
     if (folder / "federation.json").exists():
         content = json.dumps(json.loads((folder / "federation.json").read_bytes())["clients"]).encode()
@@ -77,11 +82,11 @@ def _why_no_summary(folder: Path) -> str:
     wanted = read_toml(folder / "config.toml").get("rounds")
     return (
         f"{folder} has no summary.json: its run stands {at} of {wanted} and has not ended; "
-        f"go on with `plures resume {folder}`, then make the report"
+        f"resume it with `plures resume {folder}`, then make the report"
     )
 
 
-def run_folders(given: list[Path]) -> list[Path]:
+def find_run_folders(given: list[Path]) -> list[Path]:
     """The folders themselves, and of a folder that holds run folders, as a comparison leaves, all of these."""
     out: list[Path] = []
     for folder in given:
@@ -94,25 +99,24 @@ def run_folders(given: list[Path]) -> list[Path]:
 
 def _place(folder: Path) -> tuple[int, str]:
     """By the order in which methods are listed; Local and FedAvg come first."""
-    name = str(read_toml(folder / "config.toml").get("method"))
-    base = name.partition("+")[0].partition(":")[0]
+    base = parse(str(read_toml(folder / "config.toml").get("method")))[0].name
     return (list(METHODS).index(base) if base in METHODS else len(METHODS), str(folder))
 
 
 # Names
 
 
-def groups(runs: list[Run]) -> list[Group]:
+def group_runs(runs: list[RunRecord]) -> list[Group]:
     """Runs together that differ in their seed alone, each group with a name that tells it from the others."""
-    found: dict[str, list[Run]] = {}
-    for run, label in zip(runs, labels(runs), strict=True):
+    found: dict[str, list[RunRecord]] = {}
+    for run, label in zip(runs, _label_runs(runs), strict=True):
         found.setdefault(label, []).append(run)
     return [Group(label, members, look) for look, (label, members) in enumerate(found.items())]
 
 
-def labels(runs: list[Run]) -> list[str]:
+def _label_runs(runs: list[RunRecord]) -> list[str]:
     """The method of each run, with the options and settings in which the runs differ."""
-    options = [_options(run) for run in runs]
+    options = [_options_of(run) for run in runs]
     apart = [key for key in dict.fromkeys(key for one in options for key in one) if _differ(options, key)]
     out = []
     for run, own in zip(runs, options, strict=True):
@@ -124,7 +128,7 @@ def labels(runs: list[Run]) -> list[str]:
     return out
 
 
-def _options(run: Run) -> dict[str, Any]:
+def _options_of(run: RunRecord) -> dict[str, Any]:
     """What a result depends on, but for method, settings and seed."""
     left_out = {*NOT_IN_IDENTITY, "method", "settings", "seed"}
     own = {key: value for key, value in run.config.items() if key not in left_out}
@@ -141,19 +145,16 @@ def _word(key: str, value: Any) -> str:
     return str(value) if key in ("data", "model", "partition") else f"{key.replace('_', ' ')} {value}"
 
 
-def common(runs: list[Run]) -> dict[str, Any]:
+def find_common_options(runs: list[RunRecord]) -> dict[str, Any]:
     """The options that all runs share."""
-    first = _options(runs[0])
-    return {key: value for key, value in first.items() if not _differ([_options(run) for run in runs], key)}
+    options = [_options_of(run) for run in runs]
+    return {key: value for key, value in options[0].items() if not _differ(options, key)}
 
 
-def twins(run: Run, base: str, runs: list[Run]) -> list[Run]:
-    """The runs of another method, bare of worn parts, on the same data, split, model and seed."""
+def find_twins(run: RunRecord, base: str, runs: list[RunRecord]) -> list[RunRecord]:
+    """The runs of another method, without add-ons, on the same data, split, model and seed."""
     return [
         other
         for other in runs
-        if other.base == base
-        and "+" not in other.method
-        and other.same == run.same
-        and other.summary["seed"] == run.summary["seed"]
+        if other.base == base and "+" not in other.method and other.same == run.same and other.seed == run.seed
     ]
