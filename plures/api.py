@@ -233,7 +233,9 @@ def dataset_of(data: Dataset | Arrays) -> Dataset:
     if isinstance(data, tuple):
         if len(data) not in (2, 3):
             raise UsageError(f"data as a tuple is (x, y) or (x, y, client), got {len(data)} items")
-        data = dict(zip(("x", "y", "client"), data, strict=False))
-    if not isinstance(data, dict):
+        arrays: dict[str, Any] = dict(zip(("x", "y", "client"), data, strict=False))
+    elif isinstance(data, dict):
+        arrays = data
+    else:
         raise UsageError(f"data is a name, a path, a Dataset, a tuple or a dict of arrays, got {type(data).__name__}")
-    return from_arrays("arrays", {key: np.asarray(value) for key, value in data.items()})
+    return from_arrays("arrays", {key: np.asarray(value) for key, value in arrays.items()})

@@ -74,11 +74,25 @@ def load(path: str, kind: str) -> Any:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        return getattr(importlib.import_module(module_name), attribute)
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        where = "; is it in this folder?" if error.name == module_name.partition(".")[0] else ""
+        raise UsageError(f"{kind} {path!r}: cannot import {module_name!r} ({error}){where}") from error
     except ImportError as error:
-        raise UsageError(f"{kind} {path!r}: cannot import {module_name!r} ({error}); is it in this folder?") from error
-    except AttributeError as error:
-        raise UsageError(f"{kind} {path!r}: {module_name!r} has no {attribute!r}") from error
+        raise UsageError(f"{kind} {path!r}: cannot import {module_name!r} ({error})") from error
+    if not hasattr(module, attribute):
+        raise UsageError(f"{kind} {path!r}: {module_name!r} has no {attribute!r}")
+    return getattr(module, attribute)
+
+
+def find_dotted(path: str) -> Any:
+    """What a dotted path names, as `torch.fx.Graph`; modules on the way are imported."""
+    first, *rest = path.split(".")
+    found, so_far = importlib.import_module(first), first
+    for name in rest:
+        so_far += "." + name
+        found = getattr(found, name) if hasattr(found, name) else importlib.import_module(so_far)
+    return found
 
 
 def file_doc(module_name: str, attribute: str = "") -> str:

@@ -105,7 +105,7 @@ def compile_values(fn: Callable[..., tree.Tree], signature: Signature, tensors: 
             return tree.leaves(call(*values))
 
         _, spec = tree.flatten(call(*tensors))
-        run = plain
+        run: Callable[[list[Tensor]], list[Tensor]] = plain
         if engine.kind == "traced":
             try:
                 run = trace_values(plain, tensors, signature.dims, engine)

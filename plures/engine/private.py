@@ -5,7 +5,6 @@ public and slower way: steps run eager, operations are made by `torch.autograd.F
 real tensors. Nothing else in the package names a private thing of torch.
 """
 
-import importlib
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -14,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from plures import registry
+
 used: list[str] = []  # every private name below
 missing: list[str] = []  # those that this torch does not have
 
@@ -21,22 +22,17 @@ missing: list[str] = []  # those that this torch does not have
 def _name(path: str) -> Any:
     """What a dotted path names; None, and a note in `missing`, if this torch does not have it."""
     used.append(path)
-    module_name, _, attribute = path.rpartition(".")
     try:
-        return getattr(importlib.import_module(module_name), attribute)
+        return registry.find_dotted(path)
     except (ImportError, AttributeError):
         missing.append(path)
         return None
 
 
-def _op(name: str, overload: str = "default") -> Any:
+def _kernel(name: str) -> Any:
     """A kernel by its name in a graph. A missing one is None, which equals no node of a graph."""
-    used.append(f"torch.ops.aten.{name}.{overload}")
-    try:
-        return getattr(getattr(torch.ops.aten, name), overload)
-    except AttributeError:
-        missing.append(used[-1])
-        return None
+    packet = _name(f"torch.ops.aten.{name}")
+    return None if packet is None else packet.default
 
 
 # How vmap is told of an operation that treats many clients at once. Without: `torch.autograd.Function`.
@@ -59,11 +55,11 @@ TorchDispatchMode = _name("torch.utils._python_dispatch.TorchDispatchMode")
 can_trace = can_meet_vmap and None not in (make_fx, FakeTensorMode, TorchDispatchMode)
 
 # Kernels that graphs hold. Without one, the pass that looks for it finds nothing.
-UNSAFE_VIEW = _op("_unsafe_view")
-TO_COPY = _op("_to_copy")
-LOG_SOFTMAX = _op("_log_softmax")
-LOG_SOFTMAX_BACKWARD = _op("_log_softmax_backward_data")
-EMBEDDING_BAG = _op("_embedding_bag_forward_only")
+UNSAFE_VIEW = _kernel("_unsafe_view")
+TO_COPY = _kernel("_to_copy")
+LOG_SOFTMAX = _kernel("_log_softmax")
+LOG_SOFTMAX_BACKWARD = _kernel("_log_softmax_backward_data")
+EMBEDDING_BAG = _kernel("_embedding_bag_forward_only")
 log_softmax = _name("torch._log_softmax")
 log_softmax_backward = _name("torch._log_softmax_backward_data")
 

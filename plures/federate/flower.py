@@ -197,7 +197,7 @@ def told(address: Address) -> Iterator[None]:
 
 
 def _reason(error: httpx.HTTPStatusError) -> str:
-    return wire.shown(error.response.text.replace("\n", " ")) or "without a reason"
+    return wire.printable(error.response.text.replace("\n", " ")) or "without a reason"
 
 
 # The server's messages

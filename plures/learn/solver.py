@@ -14,7 +14,7 @@ class Plateau:
 
     window: int = 10  # epochs looked at; at least one more must have passed
     threshold: float = 0.01  # standard deviation below which it stops
-    loss_of: Literal["last_batch", "epoch_mean"] = "last_batch"
+    loss_of: str = "last_batch"  # or epoch_mean
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ def make_method(spec: str, settings: dict[str, Any], solver: Solver) -> Method:
     first, *addons = parse(spec)
     method = _with_settings(_made(METHODS.find(first.name), first.name), first.settings, spec)
     for addon in addons:
-        made = ADDONS.find(addon.name)(host=method)  # type: ignore[call-arg]
+        made = ADDONS.find(addon.name)(host=method)
         method = _with_settings(made, addon.settings, spec)
     return _with_settings(method, settings, spec).with_solver(solver)
 

@@ -76,7 +76,7 @@ def _stored_names(of: Tree) -> Iterator[tuple[str, ...]]:
     if isinstance(of, dict):
         parts = of.items()
     elif isinstance(of, tuple | list):
-        fields = [STORED_AS.get(name, name) for name in getattr(of, "_fields", range(len(of)))]
+        fields = [STORED_AS.get(str(name), str(name)) for name in getattr(of, "_fields", range(len(of)))]
         parts = zip(fields, of, strict=True)
     else:
         yield ()

@@ -38,8 +38,9 @@ class Description(NamedTuple):
 
     @staticmethod
     def from_json(values: list[Any]) -> "Description":
-        settings, is_each, *tensors, server_bytes = values
-        return Description([Setting(*one) for one in settings], is_each, *[Tensors(*x) for x in tensors], server_bytes)
+        settings, is_each, down, up, kept, server_bytes = values
+        own = [Setting(*one) for one in settings]
+        return Description(own, is_each, Tensors(*down), Tensors(*up), Tensors(*kept), server_bytes)
 
 
 def known_description(spec: str) -> Description | None:

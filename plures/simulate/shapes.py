@@ -46,7 +46,7 @@ def shapes_of(method: Method, task: Task, sizes: Tensor) -> Shapes:
         newcomer, kept = method.newcomer(task, server), method.init_client(task, params)
     _, upload, metrics = _trained_on_one_row(method, task, train)
     found = (server, kept, train, serve, generic, newcomer, upload, metrics)
-    return Shapes(*(tree.map(_shape, x) for x in found), isinstance(message, Each))
+    return Shapes._make((*[tree.map(_shape, x) for x in found], isinstance(message, Each)))
 
 
 def _shape(x: Tensor) -> Tensor:

@@ -78,4 +78,4 @@ class Tables:
 
 def _write(to: Tree, at: Tensor, rows: Tree) -> None:
     for whole, part in zip(tree.leaves(to), tree.leaves_like(to, rows), strict=True):
-        whole[at] = part
+        whole[at] = part.to(whole.dtype)

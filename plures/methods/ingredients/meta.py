@@ -27,7 +27,7 @@ BATCH = 64  # rows of a pass
 
 class MetaGradients(NamedTuple):
     fast: Params
-    slow: Params
+    slow: tree.Tree  # what does not adapt: a model, or several trees
     adapted: Params
     loss: Tensor  # outer, after adaptation
 
@@ -42,18 +42,18 @@ def mean_over(fn: Callable[..., tree.Tree], params: tree.Tree, shard: Shard, giv
 
 
 def meta_gradients(
-    inner: Loss, outer: Loss, fast: Params, slow: Params, support: Shard, query: Shard, lr: float, first_order: bool
+    inner: Loss, outer: Loss, fast: Params, slow: tree.Tree, support: Shard, query: Shard, lr: float, first_order: bool
 ) -> MetaGradients:
     """Gradients of the outer loss with respect to where the adaptation by the inner loss began."""
 
-    def inner_gradients(fast: Params, batch: Batch, slow: Params) -> Params:
+    def inner_gradients(fast: Params, batch: Batch, slow: tree.Tree) -> Params:
         return torch.func.grad(inner)(fast, slow, batch)
 
-    def outer_gradients(fast: Params, batch: Batch, slow: Params) -> tree.Tree:
+    def outer_gradients(fast: Params, batch: Batch, slow: tree.Tree) -> tree.Tree:
         return torch.func.grad_and_value(outer, argnums=(0, 1))(fast, slow, batch)
 
-    def curvature(fast: Params, batch: Batch, slow: Params, along: Params) -> tree.Tree:
-        def gradient_along(fast: Params, slow: Params) -> Tensor:
+    def curvature(fast: Params, batch: Batch, slow: tree.Tree, along: Params) -> tree.Tree:
+        def gradient_along(fast: Params, slow: tree.Tree) -> Tensor:
             return tree.dot(along, torch.func.grad(inner)(fast, slow, batch))
 
         return torch.func.grad(gradient_along, argnums=(0, 1))(fast, slow)
