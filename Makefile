@@ -1,10 +1,10 @@
-# make demo: see it work.  make test: check it.  Both make what they need.
+# make demo: see it work.  make test: check it.  make test-fast: while you work.  Each makes what it needs.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
-.PHONY: demo test clean
+.PHONY: demo test test-fast check clean
 
 # An installed environment is one whose stamp is newer than the files that say what to install.
 $(VENV)/installed: pyproject.toml constraints.txt
@@ -17,11 +17,17 @@ demo: $(VENV)/installed
 	$(BIN)/plures compare local fedavg ditto fedrep fedala fedrod pfedla plgu-lf:personal=1 afml \
 	  --data digits --partition dirichlet:0.1 --clients 20 --rounds 30
 
-test: $(VENV)/installed
+check: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: check
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+test-fast: check
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow"
 
 clean:
 	rm -rf $(VENV) runs build *.egg-info

@@ -9,12 +9,10 @@ import math
 from collections.abc import Callable, Iterator
 
 import torch
+from package import Scene, model_maker
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
-
-from plures import models
-from plures.runs.scene import Scene
 
 
 class Federation:
@@ -25,7 +23,7 @@ class Federation:
         self.config, self.population = config, population
         n_tokens = int(population.x.max()) + 1 if not population.x.is_floating_point() else 0
         shape = tuple(population.x.shape[1:])
-        self.model: nn.Module = models.maker(str(config.model), shape, population.n_classes, n_tokens)()
+        self.model: nn.Module = model_maker(str(config.model), shape, population.n_classes, n_tokens)()
         self.clients = [i for i, rows in enumerate(population.train) if len(rows)]
         self.kept: dict[int, nn.Module] = {}  # what clients keep
         self.blends: dict[int, list[Tensor]] = {}  # FedALA's weights

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import record
+import torch
 
 from plures.runs.config import make_config
 from plures.runs.scene import make_scene
@@ -54,7 +55,7 @@ def measured(case: str, repeats: int) -> list[dict[str, object]]:
                 began = time.perf_counter()
                 run.play_round()
                 seconds[side].append(time.perf_counter() - began)
-        assert len({run.digest() for run in runs.values()}) == 1
+        assert len({run.state.digest() for run in runs.values()}) == 1
         for run in runs.values():
             run.close()
     base = statistics.median(seconds["ray, 1 worker"])
@@ -74,7 +75,8 @@ def measured(case: str, repeats: int) -> list[dict[str, object]]:
 
 
 def table(rows: list[dict[str, object]]) -> str:
-    titles = ["model", "clients", "who", "median ms a round", "fastest ms", "times as fast as one Ray worker (medians)"]
+    titles = ["model", "clients", "who", "median ms per round", "fastest ms"]
+    titles.append("times as fast as one Ray worker (medians)")
     lines = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
     for row in rows:
         cells = [row[field] for field in FIELDS if field not in ("case", "repeats")]
@@ -86,6 +88,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=7)
     repeats = parser.parse_args().repeats
+    torch.set_num_threads(1)
     conditions = record.conditions()
     rows = [row for case in CASES for row in measured(case, repeats)]
     record.write("ray_workers", f"ray_workers.py --repeats {repeats}", conditions, rows)

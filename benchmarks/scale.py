@@ -26,7 +26,8 @@ import torch
 from plures.runs.config import make_config
 from plures.runs.scene import make_scene
 from plures.runs.simulation import Simulation
-from plures.simulate import client_store
+from plures.runs.state import RunState
+from plures.simulate.client_store import table_bytes
 
 ROWS = 18  # of a client: as many as digits has for 100
 BASE = {"population": 1000, "cohort": 100, "hidden": 64, "steps": 10, "method": "ditto"}
@@ -64,11 +65,12 @@ def measured(line: dict[str, Any], repeats: int, limit_mb: int) -> dict[str, Any
             "memory_limit_mb": limit_mb,
         }
         began = time.perf_counter()
-        run = Simulation(make_scene(make_config({"method": line["method"], **options})), Path(folder) / "run", print)
+        scene = make_scene(make_config({"method": line["method"], **options}))
+        run = Simulation(scene, Path(folder) / "run", print)
         run.play_round()
         start = time.perf_counter() - began
         if line["method"] == "fedala":
-            settle(run)
+            settle(run.state)
         seconds = []
         for _ in range(repeats):
             began = time.perf_counter()
@@ -79,21 +81,21 @@ def measured(line: dict[str, Any], repeats: int, limit_mb: int) -> dict[str, Any
             "start_s": round(start, 1),
             "median_ms": round(1e3 * statistics.median(seconds), 1),
             "fastest_ms": round(1e3 * min(seconds), 1),
-            "state_mb": round(client_store.table_bytes(run.store.initial, line["population"]) / 1e6, 1),
+            "state_mb": round(table_bytes(run.state.store.initial, line["population"]) / 1e6, 1),
             "anonymous_mb": round(_anonymous_mb()),
         }
         run.close()
     return line | found
 
 
-def settle(run: Simulation) -> None:
+def settle(state: RunState) -> None:
     """Let all clients have taken part five times: who is drawn for the second time learns its blend for long.
 
     Of a small population more clients of a round would do so than of a large one.
     """
-    for ids in torch.arange(run.store.n_clients).split(1000):
-        clients = run.store.rows(ids)
-        run.store.put(ids, clients._replace(rounds=torch.full_like(clients.rounds, 5)))
+    for ids in torch.arange(state.store.n_clients).split(1000):
+        clients = state.store.rows(ids)
+        state.store.put(ids, clients._replace(rounds=torch.full_like(clients.rounds, 5)))
 
 
 class _Wide(torch.nn.Module):

@@ -1,6 +1,7 @@
-"""Seconds of a round against a plain PyTorch loop, and against other libraries, in one run.
+"""Seconds of a round against a plain PyTorch loop, against other libraries, or against another version of Plures.
 
-    python benchmarks/speed.py [--repeats 5] [--only CASE] [--data-dir DIR] [--envs DIR]
+    python benchmarks/speed.py [--repeats 5] [--only CASE] [--data-dir DIR] [--envs DIR] [--package CHECKOUT]
+    python benchmarks/speed.py --against CHECKOUT [--repeats 5] [--only CASE] [--data-dir DIR]
 
 Both sides train the same clients for the same number of steps on the same split. The plain loop is what one writes
 first (`plain.py`): an nn.Module, torch.optim.SGD and a DataLoader, one client after another, with two threads, in a
@@ -9,6 +10,11 @@ machine hits all: one round of the loop, and then as many of ours as take about 
 the other, and a short one after a pause is a slow one. Medians of all rounds are compared. With --envs, a folder of
 environments as benchmarks/libraries/README.md makes them, so do flwr, fluke-fl and pfl. Writes
 benchmarks/results/speed.csv, one line for each case, method and side.
+
+With --package the Plures of another checkout is measured instead, as version 0.1.0. With --against two are compared:
+the other checkout and this one play the same case in a process each, turn by turn (old, new, old, new, ...). Each turn
+of the one is compared with the next turn of the other; the median of these ratios, and the lowest and the highest, are
+written to benchmarks/results/before_after.csv.
 """
 
 import argparse
@@ -17,6 +23,7 @@ import json
 import multiprocessing
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -24,18 +31,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import package
 import plain
 import record
 import torch
+from package import DataError, Scene, Simulation, make_config, make_scene
 from rich.console import Console
-
-from plures.cli import view
-from plures.data.batches import batches_per_epoch
-from plures.errors import DataError
-from plures.runs import results
-from plures.runs.config import make_config
-from plures.runs.scene import Scene, make_scene
-from plures.runs.simulation import Simulation
 
 HERE = Path(__file__).parent
 OURS, LOOP = "plures, 2 workers", "plain loop, 2 threads"
@@ -61,27 +62,23 @@ LIBRARIES = {  # the driver of each, and which of our methods it has
     "pfl": ("run_apple_pfl.py", ["fedavg"]),
 }
 FIELDS = ["case", "method", "side", "repeats", "steps", "median_ms", "fastest_ms", "ours_is_faster_by"]
+TURN_SECONDS, MOST_ROUNDS = 1.0, 50  # in a turn of a version of Plures that is compared with another
 
 
 def n_steps_of(scene: Scene, method: str) -> int:
     """Steps of a round; Ditto trains two models."""
     sizes = np.array([len(rows) for rows in scene.population.train])
-    once = int(batches_per_epoch(sizes, scene.config.batch, 1).sum()) * scene.config.epochs
+    once = int(package.batches_per_epoch(sizes, scene.config.batch, 1).sum()) * scene.config.epochs
     return once * (2 if method == "ditto" else 1)
 
 
-def measured(case: str, method: str, repeats: int, data_dir: str | None, envs: Path | None) -> list[dict[str, object]]:
-    options, _, tests = CASES[case]
-    options = {"batch": 10, "epochs": 1, "lr": 0.05, "workers": 2} | options
-    if data_dir and options["data"] != "digits":
-        options |= {"data_dir": data_dir}
-    scene = make_scene(make_config({"method": method, **options}))
-    ours = Simulation(scene, None, print)
-    n_steps = n_steps_of(scene, method)
-    spawn = multiprocessing.get_context("spawn")  # so that it has nothing of how ours handles memory and threads
-    here, there = spawn.Pipe()
-    loop = spawn.Process(target=play_plain_rounds, args=(there, {"method": method, **options}, tests), daemon=True)
-    loop.start()
+def options_of(case: str, method: str, data_dir: str | None) -> dict[str, Any]:
+    options = {"method": method, "batch": 10, "epochs": 1, "lr": 0.05, "workers": 2} | CASES[case][0]
+    return options | ({"data_dir": data_dir} if data_dir and options["data"] != "digits" else {})
+
+
+def rounds_of(ours: Simulation, tests: bool) -> Callable[[], float]:
+    """A function that plays a round and returns its seconds."""
 
     def our_round() -> float:
         began = time.perf_counter()
@@ -89,6 +86,20 @@ def measured(case: str, method: str, repeats: int, data_dir: str | None, envs: P
         if tests:
             ours.evaluate()
         return time.perf_counter() - began
+
+    return our_round
+
+
+def measured(case: str, method: str, repeats: int, data_dir: str | None, envs: Path | None) -> list[dict[str, object]]:
+    options, tests = options_of(case, method, data_dir), CASES[case][2]
+    scene = make_scene(make_config(options))
+    ours = Simulation(scene, None, print)
+    our_round = rounds_of(ours, tests)
+    n_steps = n_steps_of(scene, method)
+    spawn = multiprocessing.get_context("spawn")  # so that it has nothing of how ours handles memory and threads
+    here, there = spawn.Pipe()
+    loop = spawn.Process(target=play_plain_rounds, args=(there, options, tests), daemon=True)
+    loop.start()
 
     def plain_round() -> float:
         here.send(None)
@@ -123,10 +134,10 @@ def measured(case: str, method: str, repeats: int, data_dir: str | None, envs: P
     ]
 
 
-def turn_of(play: Callable[[], float], turn: float) -> list[float]:
-    """The seconds of as many rounds as begin within a turn; of one at least, and of ten at most."""
+def turn_of(play: Callable[[], float], turn: float, most: int = 10) -> list[float]:
+    """The seconds of as many rounds as begin within a turn; of one at least, and of `most` at most."""
     seconds = [play()]
-    while sum(seconds) < turn and len(seconds) < 10:
+    while sum(seconds) < turn and len(seconds) < most:
         seconds.append(play())
     return seconds
 
@@ -147,13 +158,13 @@ def play_plain_rounds(there: Any, options: dict[str, Any], tests: bool) -> None:
 
 def bookkeeping(case: str, method: str, repeats: int, data_dir: str | None) -> list[dict[str, object]]:
     """What writing costs a round: its share of a checkpoint, its row of rounds.csv, and its line of the log."""
-    options = {"batch": 10, "lr": 0.05, "workers": 2, "method": method} | CASES[case][0]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        scene = make_scene(make_config(options | ({"data_dir": data_dir} if data_dir else {})))
+        scene = make_scene(make_config(options_of(case, method, data_dir)))
         run = Simulation(scene, folder, print)
-        progress = view.Progresses(Console(file=io.StringIO()), method, folder / "log.txt", quiet=True)
-        progress.started(run)
+        state = package.state_of(run)
+        progress = package.ProgressReport(Console(file=io.StringIO()), method, folder / "log.txt", quiet=True)
+        progress.started(state)
         rounds: list[float] = []
         written: list[float] = []
         for _ in range(repeats + 1):
@@ -162,10 +173,10 @@ def bookkeeping(case: str, method: str, repeats: int, data_dir: str | None) -> l
             run.evaluate()
             rounds.append(time.perf_counter() - began)
             began = time.perf_counter()
-            run.save()
+            package.save(run)
             saved = time.perf_counter()
-            results.append_round(folder, row)
-            progress.played(run, row)
+            package.append_round(folder, row)
+            progress.played(state, row)
             logged = time.perf_counter()
             written.append((saved - began) / scene.config.checkpoint_every + logged - saved)
         progress.ended()
@@ -220,29 +231,101 @@ def write_case(scene: Scene, tests: bool, path: Path) -> None:
     np.savez(path, x=population.x.numpy(), y=population.y.numpy(), settings=np.array(json.dumps(settings)), **parts)
 
 
+class Version:
+    """A checkout of Plures that plays rounds of a case, in a process of its own."""
+
+    def __init__(self, checkout: Path, case: str, method: str, data_dir: str | None) -> None:
+        command = [sys.executable, __file__, "--package", str(checkout), "--serve", case, method]
+        command += ["--data-dir", data_dir] if data_dir else []
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        found = self.read()  # when it has started
+        assert found == str(checkout.resolve()), f"{found} is not {checkout}"
+
+    def read(self) -> Any:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit("the process of a version ended; see above")
+        return json.loads(line)
+
+    def play(self, seconds: float) -> list[float]:
+        """The seconds of each round of a turn."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{seconds}\n")
+        self.process.stdin.flush()
+        return self.read()
+
+    def close(self) -> None:
+        self.process.communicate()  # the end of its input is the end of the process
+
+
+def serve(case: str, method: str, data_dir: str | None) -> None:
+    """The process of a version: a turn of rounds for every line that is read, answered with their seconds."""
+    scene = make_scene(make_config(options_of(case, method, data_dir)))
+    run = Simulation(scene, None, lambda line: print(line, file=sys.stderr))
+    play = rounds_of(run, CASES[case][2])
+    for _ in range(2 if method == "fedala" else 1):
+        play()
+    print(json.dumps(package.checkout()), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(turn_of(play, float(line), MOST_ROUNDS)), flush=True)
+    run.close()
+
+
+def compared(other: Path, case: str, method: str, repeats: int, data_dir: str | None) -> dict[str, object]:
+    """The other checkout and this one, turn by turn."""
+    old, new = (Version(checkout, case, method, data_dir) for checkout in (other, HERE.parent))
+    turns = [(old.play(TURN_SECONDS), new.play(TURN_SECONDS)) for _ in range(repeats)]
+    old.close()
+    new.close()
+    ratios = [statistics.median(before) / statistics.median(after) for before, after in turns]
+    before, after = ([x for turn in turns for x in turn[side]] for side in (0, 1))
+    return {
+        "case": case,
+        "method": method,
+        "turns": repeats,
+        "old_ms": _ms(before)[0],
+        "new_ms": _ms(after)[0],
+        "new_is_faster_by": round(statistics.median(ratios), 3),
+        "lowest": round(min(ratios), 3),
+        "highest": round(max(ratios), 3),
+    }
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], parents=[package.options])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--only", choices=list(CASES), action="append")
     parser.add_argument("--data-dir")
     parser.add_argument("--envs", type=Path)
+    parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="compare another checkout with this one")
+    parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
+    if chosen.serve:
+        return serve(*chosen.serve, chosen.data_dir)
     conditions, found = record.conditions(), []
     for case in chosen.only or CASES:
         for method in CASES[case][1]:
             try:
-                lines = measured(case, method, chosen.repeats, chosen.data_dir, chosen.envs)
+                make_scene(make_config(options_of(case, method, chosen.data_dir)))
             except DataError as error:
                 print(f"{case}: left out: {error}")
                 break
-            if CASES[case][2]:
-                lines += [line for name in ("fedavg", "fedala") for line in bookkeeping(case, name, 5, chosen.data_dir)]
+            if chosen.against is not None:
+                lines = [compared(chosen.against, case, method, chosen.repeats, chosen.data_dir)]
+            else:
+                lines = measured(case, method, chosen.repeats, chosen.data_dir, chosen.envs)
+                if CASES[case][2]:
+                    for name in ("fedavg", "fedala"):
+                        lines += bookkeeping(case, name, 5, chosen.data_dir)
             for line in lines:
                 print("  ".join(str(value) for value in line.values()), flush=True)
             found += lines
-    if chosen.only is None:
-        record.write("speed", f"speed.py --repeats {chosen.repeats}", conditions, found)
+    if chosen.only is None and chosen.package is None:
+        name = "speed" if chosen.against is None else "before_after"
+        against = "" if chosen.against is None else "--against CHECKOUT "
+        record.write(name, f"speed.py {against}--repeats {chosen.repeats}", conditions, found)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import dataclasses
 import math
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import cache
@@ -23,7 +24,6 @@ import torch
 from torch import Tensor, nn
 
 from plures import tree
-from plures.cli.view import first_round
 from plures.data.batches import Batch
 from plures.errors import UsageError
 from plures.files import in_bytes
@@ -32,14 +32,18 @@ from plures.learn.task import Task
 from plures.methods import ADDONS, METHODS
 from plures.methods.base import Method, settings_of
 from plures.methods.ingredients.layer_scores import scored_layers, scores
-from plures.methods.messages import Each, Same
+from plures.methods.messages import Same, one_of
 from plures.methods.naming import doc
 from plures.methods.spec import all_settings, make_method, setting_fields
 from plures.runs.config import make_config
-from plures.runs.scene import Scene, load_data, make_scene
+from plures.runs.describing import first_traffic
+from plures.runs.scene import Objects, Scene, load_data, make_scene
 from plures.runs.simulation import Simulation
+from plures.runs.state import RunState
+from plures.simulate.shapes import Shapes, shapes_of
 from plures.simulate.stacking import run_group
 from plures.simulate.work import generic_function, score_function
+from plures.simulate.workers import one_thread
 
 HERE = Path(__file__).parent
 PAGES = HERE / "methods"
@@ -161,8 +165,8 @@ def settings_table(method: Method) -> str:
     return settings_rows(setting_fields(method), all_settings(method))
 
 
-def part_settings(part: str) -> str:
-    fields = {field.name: field for field in settings_of(ADDONS[part])}
+def addon_settings(addon: str) -> str:
+    fields = {field.name: field for field in settings_of(ADDONS[addon])}
     return settings_rows(fields, {name: field.default for name, field in fields.items()})
 
 
@@ -200,7 +204,7 @@ def kind_of(task: Task, names: list[str]) -> str:
     return "all but BatchNorm" if not any(task.is_batch_norm(name) for name in names) else "part of the model"
 
 
-RENAMED = {"speed": "solver's memory", "net_speed": "solver's memory", "embedding_speed": "solver's memory"}
+RENAMED = dict.fromkeys(("optimizer", "net_optimizer", "embedding_momentum"), "optimizer's state")
 ANONYMOUS = {"host": "", "kept": ""}  # fields that hold something of another name
 
 
@@ -256,18 +260,20 @@ def scene_of(spec: str, model: str = "mlp", rounds: int = 20, unlike: bool = Fal
     gain, shift = rng.uniform(0.2, 2, 20), rng.normal(0, 1, 20)
     x = data.x * gain[client, None, None, None] + shift[client, None, None, None]
     config = config.model_copy(update={"partition": "natural"})
-    return make_scene(config, data=data._replace(x=x.astype(np.float32), client=client))
+    return make_scene(config, objects=Objects(data=data._replace(x=x.astype(np.float32), client=client)))
+
+
+def shapes_in(scene: Scene) -> Shapes:
+    return shapes_of(scene.method, scene.task, scene.population.sizes())
 
 
 @cache
 def state_of(spec: str, model: str = "mlp") -> State:
     scene = scene_of(spec, model)
-    task = scene.task
-    server, client, message, upload = first_round(scene)
-    down = tree.row(message.tree, 0) if isinstance(message, Each) else message.tree
-    bytes_down, bytes_up = scene.method.n_bytes(task, down, upload)
-    parts = [held(task, of) for of in (server, client, down, upload)]
-    return State(tree.n_bytes(task.initial), *parts, bytes_down, bytes_up, isinstance(message, Each))
+    task, shapes = scene.task, shapes_in(scene)
+    bytes_down, bytes_up = first_traffic(scene, shapes)
+    parts = [held(task, of) for of in (shapes.server, shapes.kept, shapes.train, shapes.upload)]
+    return State(tree.n_bytes(task.initial), *parts, bytes_down, bytes_up, shapes.is_each)
 
 
 def times(n_bytes: int, model: int) -> str:
@@ -292,8 +298,8 @@ def state_table(spec: str, model: str = "mlp") -> str:
     for where, parts, total in [
         ("server keeps", state.server, None),
         ("client keeps, never sent", state.client, None),
-        (f"down, a client and round ({kind})" if state.down else "down", state.down, state.bytes_down),
-        ("up, a client and round" if state.up else "up", state.up, state.bytes_up),
+        (f"down, per client and round ({kind})" if state.down else "down", state.down, state.bytes_down),
+        ("up, per client and round" if state.up else "up", state.up, state.bytes_up),
     ]:
         held_bytes = sum(part.n_bytes for part in parts)
         n_bytes = held_bytes if total is None else total
@@ -326,21 +332,21 @@ def index_table() -> str:
 
 
 @cache
-def refusal(host: str, part: str) -> str:
-    """Why a host cannot wear a part; empty where it can."""
+def refusal(host: str, addon: str) -> str:
+    """Why a host cannot take an add-on; empty where it can."""
     try:
-        make_method(f"{host}+{part}", {}, Solver())
+        make_method(f"{host}+{addon}", {}, Solver())
     except UsageError as error:
         return str(error).partition(": ")[2]
     return ""
 
 
 @cache
-def stumbles(host: str, part: str) -> bool:
+def stumbles(host: str, addon: str) -> bool:
     """Whether a pair that is not refused stops with an error in its first round, of few clients."""
-    short = f"{host}+{part}:c_epochs=1" if part == "c" else f"{host}+{part}"
+    short = f"{host}+{addon}:c_epochs=1" if addon == "c" else f"{host}+{addon}"
     try:
-        first_round(scene_of(short, clients=3))
+        shapes_in(scene_of(short, clients=3))
     except UsageError:
         raise
     except Exception:
@@ -348,41 +354,41 @@ def stumbles(host: str, part: str) -> bool:
     return False
 
 
-def cell(host: str, part: str, tried: bool) -> str:
-    if refusal(host, part):
+def cell(host: str, addon: str, tried: bool) -> str:
+    if refusal(host, addon):
         return "-"
-    return "fails" if tried and stumbles(host, part) else "yes"
+    return "fails" if tried and stumbles(host, addon) else "yes"
 
 
 def hosts_table(tried: bool = True) -> str:
-    rows = [[f"`{host}`", *[cell(host, part, tried) for part in ADDONS]] for host in METHODS]
-    text = table(["", *[f"`+{part}`" for part in ADDONS]], rows)
+    rows = [[f"`{host}`", *[cell(host, addon, tried) for addon in ADDONS]] for host in METHODS]
+    text = table(["", *[f"`+{addon}`" for addon in ADDONS]], rows)
     if "fails" in text:
         text += "\n\n`fails`: not refused, but its first round stops with an error. That is a defect."
     return text
 
 
 def pairs_table(tried: bool = True) -> str:
-    """Which part can be worn after which, around FedAvg."""
-    rows = [[f"`+{first}`", *[cell(f"fedavg+{first}", part, tried) for part in ADDONS]] for first in ADDONS]
-    return table(["", *[f"`+{part}`" for part in ADDONS]], rows)
+    """Which add-on can be put on after which, around FedAvg."""
+    rows = [[f"`+{first}`", *[cell(f"fedavg+{first}", addon, tried) for addon in ADDONS]] for first in ADDONS]
+    return table(["", *[f"`+{addon}`" for addon in ADDONS]], rows)
 
 
 def refusals_table() -> str:
     """Reasons, each with the pairs that it holds for."""
     reasons: dict[str, dict[str, list[str]]] = {}
-    for host in [*METHODS, *[f"fedavg+{part}" for part in ADDONS]]:
-        for part in ADDONS:
-            if why := refusal(host, part):
-                reasons.setdefault(why, {}).setdefault(host, []).append(part)
+    for host in [*METHODS, *[f"fedavg+{addon}" for addon in ADDONS]]:
+        for addon in ADDONS:
+            if why := refusal(host, addon):
+                reasons.setdefault(why, {}).setdefault(host, []).append(addon)
     rows = []
     for why, hosts in reasons.items():
-        by_parts: dict[tuple[str, ...], list[str]] = {}
-        for host, parts in hosts.items():
-            by_parts.setdefault(tuple(parts), []).append(host)
-        for parts, names in by_parts.items():
-            rows.append([", ".join(f"`{x}`" for x in names), ", ".join(f"`{x}`" for x in parts), why])
-    return table(["", "cannot wear", "because"], rows)
+        by_addons: dict[tuple[str, ...], list[str]] = {}
+        for host, addons in hosts.items():
+            by_addons.setdefault(tuple(addons), []).append(host)
+        for addons, names in by_addons.items():
+            rows.append([", ".join(f"`{x}`" for x in names), ", ".join(f"`{x}`" for x in addons), why])
+    return table(["", "cannot take", "because"], rows)
 
 
 def filled(page: str, words: str, text: str) -> str:
@@ -405,10 +411,10 @@ def write_tables() -> None:
         path.write_text(page, "utf-8")
     path = PAGES / "README.md"
     path.write_text(filled(path.read_text("utf-8"), "index", index_table()), "utf-8")
-    path = PAGES / "parts.md"
+    path = PAGES / "addons.md"
     page = path.read_text("utf-8")
-    for part in ADDONS:
-        page = filled(page, f"settings {part}", part_settings(part))
+    for addon in ADDONS:
+        page = filled(page, f"settings {addon}", addon_settings(addon))
     for words, text in {"hosts": hosts_table(), "pairs": pairs_table(), "refusals": refusals_table()}.items():
         page = filled(page, words, text)
     path.write_text(page, "utf-8")
@@ -417,48 +423,50 @@ def write_tables() -> None:
 # Short runs for the figures
 
 
-Watch = Callable[[Simulation, Any], Any]
+Look = Callable[[RunState, Any], Any]
 
 
 def played(
-    spec: str, watch: Watch, rounds: int = ROUNDS, model: str = "mlp", every: bool = True, **options: Any
+    spec: str, look: Look, rounds: int = ROUNDS, model: str = "mlp", every: bool = True, **options: Any
 ) -> list[Any]:
-    """What `watch(run, server before the round)` saw after every round, or after the last one."""
+    """What `look(state, server before the round)` saw after every round, or after the last one."""
     found = []
-    with closing(Simulation(scene_of(spec, model, rounds, **options), None, lambda line: None)) as run, torch.no_grad():
+    scene = scene_of(spec, model, rounds, **options)
+    with one_thread(), torch.no_grad(), closing(Simulation(scene, None, lambda line: None)) as simulation:
+        state = simulation.state
         for number in range(rounds):
-            before = run.server
-            run.play_round()
+            before = state.server
+            simulation.play_round()
             if every or number == rounds - 1:
-                found.append(watch(run, before))
+                found.append(look(state, before))
     return found
 
 
-def at_end(spec: str, look: Callable[[Simulation], Any], model: str = "mlp", **options: Any) -> Any:
-    return played(spec, lambda run, _: look(run), model=model, every=False, **options)[0]
+def at_end(spec: str, look: Callable[[RunState], Any], model: str = "mlp", **options: Any) -> Any:
+    return played(spec, lambda state, _: look(state), model=model, every=False, **options)[0]
 
 
-def clients_of(run: Simulation) -> Any:
+def clients_of(state: RunState) -> Any:
     """What all clients keep, stacked."""
-    return run.store.rows(torch.tensor(run.eligible))
+    return state.store.rows(torch.tensor(state.eligible))
 
 
-def accuracies(run: Simulation, method: Method | None = None) -> np.ndarray:
+def accuracies(state: RunState, method: Method | None = None) -> np.ndarray:
     """Of every client's personal model on its own test rows, perhaps with other settings; per cent."""
-    scene, method = run.scene, method or run.scene.method
-    ids = run.scored
-    message = method.serve(scene.task, run.server, torch.tensor(ids))
-    shards = [scene.population.shards(ids, part, "figure", run.round) for part in ("train", "test")]
-    states = run.store.rows(torch.tensor(ids))
+    scene, method = state.scene, method or state.scene.method
+    ids = state.scored
+    message = method.serve(scene.task, state.server, torch.tensor(ids))
+    shards = [scene.population.shards(ids, part, "figure", state.round) for part in ("train", "test")]
+    states = state.store.rows(torch.tensor(ids))
     found = run_group("vectorised", score_function(method, scene.task), message, states, *shards)
     return (100 * found["hits"] / found["n"]).numpy()
 
 
-def generic_accuracies(run: Simulation) -> np.ndarray:
+def generic_accuracies(state: RunState) -> np.ndarray:
     """Of the one model for all on every client's test rows; per cent."""
-    scene, ids = run.scene, run.scored
-    model = scene.method.generic(scene.task, run.server)
-    test = scene.population.shards(ids, "test", "figure", run.round)
+    scene, ids = state.scene, state.scored
+    model = scene.method.generic(scene.task, state.server)
+    test = scene.population.shards(ids, "test", "figure", state.round)
     found = run_group("vectorised", generic_function(scene.task), Same(model), test)
     return (100 * found["hits"] / found["n"]).numpy()
 
@@ -466,13 +474,13 @@ def generic_accuracies(run: Simulation) -> np.ndarray:
 @cache
 def curve(spec: str, **options: Any) -> tuple[float, ...]:
     """Mean accuracy of personal models after every round."""
-    return tuple(played(spec, lambda run, _: float(accuracies(run).mean()), **options))
+    return tuple(played(spec, lambda state, _: float(accuracies(state).mean()), **options))
 
 
-def by_class(run: Simulation) -> list[int]:
+def by_class(state: RunState) -> list[int]:
     """The clients, those with the same classes together."""
-    labels, rows = run.scene.population.y.numpy(), run.scene.population.train
-    return sorted(run.eligible, key=lambda i: (np.unique(labels[rows[i]]).tolist(), i))
+    labels, rows = state.scene.population.y.numpy(), state.scene.population.train
+    return sorted(state.eligible, key=lambda i: (np.unique(labels[rows[i]]).tolist(), i))
 
 
 def distance(a: Any, b: Any) -> np.ndarray:
@@ -502,7 +510,7 @@ def plain(axes: Axes, x: str, y: str) -> None:
 
 
 def lines(axes: Axes, curves: dict[str, Any], y: str, band: bool = True, **legend: Any) -> None:
-    """One line for each, over rounds; those with a row a client as mean and range of the middle 80 %."""
+    """One line for each, over rounds; those with a row for each client as mean and range of the middle 80 %."""
     for (label, values), colour, dashes in zip(
         curves.items(), (RED, BLUE, GREEN, PINK, ORANGE), ("-", "--", ":", "-.", "-"), strict=False
     ):
@@ -537,9 +545,9 @@ def mesh(axes: Axes, values: Any, x: str, y: str, bar: str, **scale: Any) -> Non
         side.set_visible(False)
 
 
-def matrix(axes: Axes, values: Any, run: Simulation, bar: str, **scale: Any) -> None:
+def matrix(axes: Axes, values: Any, state: RunState, bar: str, **scale: Any) -> None:
     """Client by client."""
-    order = by_class(run)
+    order = by_class(state)
     mesh(axes, np.asarray(values)[order][:, order], "from client", "to client", bar, **scale)
     axes.set_xticks([])
     axes.set_yticks([])
@@ -555,7 +563,7 @@ def layer_mesh(axes: Axes, values: Any, layers: list[str], bar: str, **scale: An
 
 
 def scatter(axes: Axes, before: Any, after: Any, x: str, y: str) -> None:
-    """One dot a client, with the line where nothing changes."""
+    """One dot for each client, with the line where nothing changes."""
     lowest = min(np.min(before), np.min(after))
     low = max(0, 10 * math.floor(lowest / 10) - 5)
     axes.plot([low, 102], [low, 102], color=GREY, lw=1, ls="--")
@@ -613,7 +621,8 @@ def diagram(axes: Axes, name: str, model: str = "mlp") -> None:
     ]:
         arrow(x, start, end, colour)
         named = [p.what for p in parts if p.what not in SILENT and p.n_bytes >= 0.005 * state.model]
-        label = f"{more}\n{times(total, state.model)}× the model\n({', '.join(named)})"
+        what = textwrap.fill(f"({', '.join(named)})", 24)
+        label = f"{more}\n{times(total, state.model)}× the model\n{what}"
         write(x + 0.4, 5.25, label, va="center")
 
 
@@ -641,8 +650,8 @@ def local_panel(axes: Axes) -> None:
 
 
 def fedprox_panel(axes: Axes) -> None:
-    def moves(run: Simulation, before: Any) -> np.ndarray:
-        return distance(clients_of(run).model, before)
+    def moves(state: RunState, before: Any) -> np.ndarray:
+        return distance(clients_of(state).model, before)
 
     found = {f"mu={mu}": played(f"fedprox:pm=local,mu={mu}", moves) for mu in ("0", "0.1", "1", "5")}
     lines(axes, found, "way of a client in a round (mean)", band=False)
@@ -650,8 +659,8 @@ def fedprox_panel(axes: Axes) -> None:
 
 
 def scaffold_panel(axes: Axes) -> None:
-    def sizes(run: Simulation, _: Any) -> tuple[np.ndarray, float, np.ndarray]:
-        own, all_ = clients_of(run).control, run.server.control
+    def sizes(state: RunState, _: Any) -> tuple[np.ndarray, float, np.ndarray]:
+        own, all_ = clients_of(state).control, state.server.control
         return lengths(own), float(tree.dot(all_, all_).sqrt()), distance(own, all_)
 
     own, all_, turn = zip(*played("scaffold", sizes), strict=True)
@@ -661,9 +670,9 @@ def scaffold_panel(axes: Axes) -> None:
 def feddyn_panel(axes: Axes) -> None:
     alpha = all_settings(METHODS["feddyn"]())["alpha"]
 
-    def sizes(run: Simulation, _: Any) -> tuple[np.ndarray, float]:
-        drift = run.server.drift
-        return lengths(clients_of(run).gradient), alpha * float(tree.dot(drift, drift).sqrt())
+    def sizes(state: RunState, _: Any) -> tuple[np.ndarray, float]:
+        drift = state.server.drift
+        return lengths(clients_of(state).gradient), alpha * float(tree.dot(drift, drift).sqrt())
 
     own, all_ = zip(*played("feddyn", sizes), strict=True)
     lines(axes, {"gradient of a client": own, "mean gradient h": all_}, "length")
@@ -673,8 +682,8 @@ def fedsam_panel(axes: Axes) -> None:
     """The loss of the shared model a step uphill, over all training rows."""
     far = np.linspace(0, 1.0, 21)
 
-    def uphill(run: Simulation) -> list[float]:
-        scene, model = run.scene, run.server
+    def uphill(state: RunState) -> list[float]:
+        scene, model = state.scene, state.server
         rows = torch.from_numpy(np.concatenate(scene.population.train))
         x, y = scene.population.x[rows], scene.population.y[rows]
         batch = Batch(x, y, torch.ones(len(rows)), torch.bincount(y).float(), torch.tensor(0))
@@ -697,8 +706,8 @@ def adaptation_panel(name: str, setting: str, epochs: str) -> Callable[[Axes], N
     """Accuracy of each client before and after adaptation."""
 
     def draw(axes: Axes) -> None:
-        def both(run: Simulation) -> tuple[np.ndarray, np.ndarray]:
-            return accuracies(run, dataclasses.replace(run.scene.method, **{setting: 0})), accuracies(run)
+        def both(state: RunState) -> tuple[np.ndarray, np.ndarray]:
+            return accuracies(state, dataclasses.replace(state.scene.method, **{setting: 0})), accuracies(state)
 
         before, after = at_end(name, both)
         scatter(axes, before, after, "before adaptation, %", f"after {epochs}, %")
@@ -709,8 +718,8 @@ def adaptation_panel(name: str, setting: str, epochs: str) -> Callable[[Axes], N
 def afml_panel(axes: Axes) -> None:
     epochs = range(0, 11)
 
-    def over_epochs(run: Simulation) -> list[np.ndarray]:
-        return [accuracies(run, dataclasses.replace(run.scene.method, pers=n)) for n in epochs]
+    def over_epochs(state: RunState) -> list[np.ndarray]:
+        return [accuracies(state, dataclasses.replace(state.scene.method, pers=n)) for n in epochs]
 
     found = np.array(at_end("afml", over_epochs))
     low, high = np.percentile(found, [10, 90], axis=1)
@@ -724,8 +733,8 @@ def distance_panel(name: str, setting: str, rates: dict[str, float]) -> Callable
     """How far personal models are from the shared one."""
 
     def draw(axes: Axes) -> None:
-        def far(run: Simulation, before: Any) -> np.ndarray:
-            return distance(clients_of(run).model, run.server)
+        def far(state: RunState, before: Any) -> np.ndarray:
+            return distance(clients_of(state).model, state.server)
 
         found = {f"{setting}={x}": played(f"{name}:{setting}={x}", far, lr=lr) for x, lr in rates.items()}
         lines(axes, found, "distance of personal from shared model")
@@ -735,47 +744,48 @@ def distance_panel(name: str, setting: str, rates: dict[str, float]) -> Callable
 
 
 def fedamp_panel(axes: Axes) -> None:
-    def look(run: Simulation) -> tuple[np.ndarray, Simulation]:
-        return run.scene.method.weights(run.server.models).numpy(), run
+    def look(state: RunState) -> tuple[np.ndarray, RunState]:
+        return state.scene.method.weights(state.server.models).numpy(), state
 
-    weights, run = at_end("fedamp", look, **GROUPED)
+    weights, state = at_end("fedamp", look, **GROUPED)
     np.fill_diagonal(weights, np.nan)
-    matrix(axes, weights, run, "weight (own left white)", vmin=0)
+    matrix(axes, weights, state, "weight (own left white)", vmin=0)
 
 
 def fedfomo_panel(axes: Axes) -> None:
-    affinity, run = at_end("fedfomo", lambda run: (run.server.affinity.numpy(), run), **GROUPED)
-    matrix(axes, affinity, run, "sum of weights so far")
+    affinity, state = at_end("fedfomo", lambda state: (state.server.affinity.numpy(), state), **GROUPED)
+    matrix(axes, affinity, state, "sum of weights so far")
 
 
 def apple_panel(axes: Axes) -> None:
     """What the weights gained since their start, the shares of rows."""
 
-    def look(run: Simulation) -> tuple[np.ndarray, Simulation]:
-        sizes = run.scene.population.sizes()
-        return (clients_of(run).weights - sizes / sizes.sum()).numpy(), run
+    def look(state: RunState) -> tuple[np.ndarray, RunState]:
+        sizes = state.scene.population.sizes()
+        return (clients_of(state).weights - sizes / sizes.sum()).numpy(), state
 
-    gained, run = at_end("apple:models=19", look, **GROUPED)
-    matrix(axes, gained, run, "weight of a core, less its start")
+    gained, state = at_end("apple:models=19", look, **GROUPED)
+    matrix(axes, gained, state, "weight of a core, less its start")
 
 
 def pfedla_panel(axes: Axes) -> None:
     """The weights of the head, with a step size at which they learn something in so few rounds."""
 
-    def look(run: Simulation) -> tuple[np.ndarray, Simulation]:
-        ids = torch.tensor(run.eligible)
-        host = run.scene.method.host
-        return host.weights(run.server.mixers, ids)[:, -1].numpy(), run
+    def look(state: RunState) -> tuple[np.ndarray, RunState]:
+        ids = torch.tensor(state.eligible)
+        host = state.scene.method.host
+        return host.weights(state.server.mixers, ids)[:, -1].numpy(), state
 
-    weights, run = at_end("pfedla:mixer_lr=0.3", look, **GROUPED)
-    matrix(axes, weights, run, "weight in the head (plain mean: 0.05)")
+    weights, state = at_end("pfedla:mixer_lr=0.3", look, **GROUPED)
+    matrix(axes, weights, state, "weight in the head (plain mean: 0.05)")
 
 
 def heurpfedla_panel(axes: Axes) -> None:
     """How often each client kept each layer."""
 
-    def look(run: Simulation, before: Any) -> np.ndarray:
-        return run.scene.method.send(run.scene.task, before, torch.tensor(run.eligible)).tree["layers kept"].numpy()
+    def look(state: RunState, before: Any) -> np.ndarray:
+        message = state.scene.method.send(state.scene.task, before, torch.tensor(state.eligible))
+        return message.tree["layers kept"].numpy()
 
     kept = np.mean(played("heurpfedla", look, model=DEEP), axis=0)
     layers = list(scene_of("heurpfedla", DEEP).task.layers)
@@ -783,8 +793,8 @@ def heurpfedla_panel(axes: Axes) -> None:
 
 
 def partialfed_panel(axes: Axes) -> None:
-    def keeps(run: Simulation) -> np.ndarray:
-        return clients_of(run).logits.softmax(-1)[:, :, 1].numpy()
+    def keeps(state: RunState) -> np.ndarray:
+        return clients_of(state).logits.softmax(-1)[:, :, 1].numpy()
 
     shares = at_end("partialfed:warm_up=3", keeps, model=DEEP)
     layers = list(scene_of("partialfed", DEEP).task.layers)
@@ -795,16 +805,16 @@ def plgu_panel(spec: str, own: str, **scale: Any) -> Callable[[Axes], None]:
     """The scores of the layers, by which clients perturb the next round."""
 
     def draw(axes: Axes) -> None:
-        def look(run: Simulation) -> tuple[np.ndarray, list[str]]:
-            scene, task = run.scene, run.scene.task
+        def look(state: RunState) -> tuple[np.ndarray, list[str]]:
+            scene, task = state.scene, state.scene.task
             method = getattr(scene.method, "host", scene.method)
-            ids = torch.tensor(run.eligible)
-            message = scene.method.send(task, run.server, ids)
-            state = clients_of(run)
-            models = getattr(getattr(state, "host", state), own)
+            ids = torch.tensor(state.eligible)
+            message = scene.method.send(task, state.server, ids)
+            kept = clients_of(state)
+            models = getattr(getattr(kept, "host", kept), own)
             found = []
             for i in range(len(ids)):
-                received = tree.row(message.tree, i) if isinstance(message, Each) else message.tree
+                received = one_of(message, i)
                 layer_of = scored_layers(task, received, method.score_norm_layers)
                 how = (layer_of, method.score, method.scale, torch.tensor(True))
                 found.append(scores(task, tree.row(models, i), received, *how).numpy())
@@ -819,8 +829,8 @@ def plgu_panel(spec: str, own: str, **scale: Any) -> Callable[[Axes], None]:
 def mtl_panel(axes: Axes) -> None:
     """How far the models are from their mean."""
 
-    def far(run: Simulation, _: Any) -> np.ndarray:
-        models = clients_of(run).model
+    def far(state: RunState, _: Any) -> np.ndarray:
+        models = clients_of(state).model
         return distance(models, tree.map(lambda x: x.mean(0), models))
 
     found = {"default": played("mtl", far)}
@@ -830,7 +840,7 @@ def mtl_panel(axes: Axes) -> None:
 
 
 def apfl_panel(axes: Axes) -> None:
-    alphas = np.array(played("apfl", lambda run, _: clients_of(run).alpha.numpy()))
+    alphas = np.array(played("apfl", lambda state, _: clients_of(state).alpha.numpy()))
     at = np.arange(1, len(alphas) + 1)
     axes.plot(at, alphas, color=BLUE, lw=0.9, alpha=0.6)
     axes.plot(at, alphas.mean(1), color=RED, lw=2.2, label="mean")
@@ -842,8 +852,8 @@ def apfl_panel(axes: Axes) -> None:
 
 
 def fedala_panel(axes: Axes) -> None:
-    def blends(run: Simulation) -> np.ndarray:
-        return torch.cat([x.flatten() for x in clients_of(run).blend.values()]).numpy()
+    def blends(state: RunState) -> np.ndarray:
+        return torch.cat([x.flatten() for x in clients_of(state).blend.values()]).numpy()
 
     values = at_end("fedala", blends)
     axes.hist(values, bins=25, range=(0, 1), color=BLUE, weights=np.full(len(values), 100 / len(values)))
@@ -852,12 +862,12 @@ def fedala_panel(axes: Axes) -> None:
 
 
 def fedrod_panel(axes: Axes) -> None:
-    generic, personal = at_end("fedrod", lambda run: (generic_accuracies(run), accuracies(run)))
+    generic, personal = at_end("fedrod", lambda state: (generic_accuracies(state), accuracies(state)))
     scatter(axes, generic, personal, "generic model, %", "personal model, %")
 
 
-def parts_diagram(axes: Axes) -> None:
-    """Where each part takes hold of a client's round."""
+def addons_diagram(axes: Axes) -> None:
+    """Where each add-on takes hold of a client's round."""
     from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
     axes.set_xlim(0, 10)
@@ -870,23 +880,23 @@ def parts_diagram(axes: Axes) -> None:
         ("upload and merge", "+scaffold  +feddyn"),
         ("personal model", "+ft  +ala  +c"),
     ]
-    for k, (what, parts) in enumerate(steps):
+    for k, (what, addons) in enumerate(steps):
         y = 9.1 - 2.05 * k
         axes.add_patch(
             FancyBboxPatch((0.3, y - 0.55), 4.6, 1.1, boxstyle="round,pad=0.1", fc=BLUE + "22", ec=BLUE, lw=1.3)
         )
         axes.text(2.6, y, what, ha="center", va="center", fontsize=9)
-        axes.text(5.4, y, parts, va="center", fontsize=9, color=RED, weight="bold")
+        axes.text(5.4, y, addons, va="center", fontsize=9, color=RED, weight="bold")
         if k:
             axes.add_patch(
                 FancyArrowPatch((2.6, y + 1.35), (2.6, y + 0.65), arrowstyle="-|>", mutation_scale=12, color=GREY)
             )
 
 
-def parts_panel(axes: Axes) -> None:
-    """The same host with each part."""
-    names = ["fedavg", *[f"fedavg+{part}" for part in ADDONS]]
-    values = [at_end(spec, lambda run: float(accuracies(run).mean())) for spec in names]
+def addons_panel(axes: Axes) -> None:
+    """The same host with each add-on."""
+    names = ["fedavg", *[f"fedavg+{addon}" for addon in ADDONS]]
+    values = [at_end(spec, lambda state: float(accuracies(state).mean())) for spec in names]
     at = np.arange(len(names))[::-1]
     axes.barh(at, values, color=[GREY, *[BLUE] * len(ADDONS)], height=0.7)
     for y, value in zip(at, values, strict=True):
@@ -935,9 +945,9 @@ def draw(name: str, folder: Path = PAGES) -> None:
     with matplotlib.rc_context(style):
         figure = Figure(figsize=(9, 3.7), layout="constrained", facecolor="white")
         left, right = figure.subplots(1, 2, width_ratios=[1, 1.05])
-        if name == "parts":
-            parts_diagram(left)
-            parts_panel(right)
+        if name == "addons":
+            addons_diagram(left)
+            addons_panel(right)
         else:
             diagram(left, name, NORMED if name == "fedbn" else "mlp")
             PANELS.get(name, curves_panel(name))(right)
@@ -947,8 +957,8 @@ def draw(name: str, folder: Path = PAGES) -> None:
 
 
 def names_to_draw(words: list[str]) -> Iterator[str]:
-    for name in words or [*METHODS, "parts"]:
-        if name not in METHODS and name != "parts":
+    for name in words or [*METHODS, "addons"]:
+        if name not in METHODS and name != "addons":
             raise SystemExit(f"no page {name}")
         yield name
 

@@ -38,21 +38,21 @@ def speed() -> list[str]:
         [row["case"], row["method"], row["side"], row["steps"], row["median_ms"], row["ours_is_faster_by"] + "x"]
         for row in rows
     ]
-    return said(notes) + table(["case", "method", "who", "steps a round", "median ms", "plures is faster by"], body)
+    return said(notes) + table(["case", "method", "who", "steps per round", "median ms", "plures is faster by"], body)
 
 
 def written() -> list[str]:
     _, rows = read("speed")
     rows = [row for row in rows if row["case"].endswith("written")]
     share = [[row["method"], row["side"], row["median_ms"], f"{float(row['ours_is_faster_by']):.2%}"] for row in rows]
-    return table(["method", "what", "median ms a round", "share"], share)
+    return table(["method", "what", "median ms per round", "share"], share)
 
 
 def roofline() -> list[str]:
     notes, rows = read("roofline")
     keys = ["case", "gflop_a_round", "ms_a_round", "gflops", "matmul_gflops"]
     body = [[row[key] for key in keys] + [f"{float(row['share']):.0%}"] for row in rows]
-    return said(notes) + table(["case", "GFLOP a round", "ms a round", "GFLOP/s", "matrix products", "share"], body)
+    return said(notes) + table(["case", "GFLOP per round", "ms per round", "GFLOP/s", "matrix products", "share"], body)
 
 
 def kernels() -> list[str]:
@@ -68,6 +68,23 @@ def scale() -> list[str]:
     return said(notes) + table(head, [[row[key] for key in keys] for row in rows])
 
 
+def passes() -> list[str]:
+    """Pass by case: how many times as long a round takes without the pass."""
+    if not (RESULTS / "passes.csv").exists():
+        return ["Not measured yet: `python benchmarks/passes.py` measures it."]
+    notes, rows = read("passes")
+    cases = list(dict.fromkeys(row["case"] for row in rows))
+    gains = {(row["engine"], row["case"]): f"{float(row['gain']):.2f}" for row in rows}
+    engines = [engine for engine in dict.fromkeys(row["engine"] for row in rows) if engine != "traced"]
+    body = [[pass_of(engine), *[gains[engine, case] for case in cases]] for engine in engines]
+    return said(notes) + table(["without", *cases], body)
+
+
+def pass_of(engine: str) -> str:
+    """What is off in an engine: `traced:winograd=off` is without winograd, and `eager` without all passes."""
+    return "all of them (eager)" if engine == "eager" else f"`{engine.partition(':')[2].removesuffix('=off')}`"
+
+
 def draw() -> None:
     """The round of a growing population, and the shares of the machine's arithmetic."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3), layout="constrained")
@@ -81,7 +98,7 @@ def draw() -> None:
             marker=marker,
             label=method,
         )
-    left.set(xscale="log", xlabel="clients, 100 of them a round", ylabel="ms a round", ylim=(0, None))
+    left.set(xscale="log", xlabel="clients, 100 of them in a round", ylabel="ms per round", ylim=(0, None))
     left.legend(frameon=False)
     _, rows = read("roofline")
     right.barh([row["case"] for row in rows][::-1], [100 * float(row["share"]) for row in rows][::-1], color="#4477aa")
@@ -89,10 +106,13 @@ def draw() -> None:
     figure.savefig(HERE / "performance.png", dpi=110)
 
 
+PARTS = (speed, written, roofline, kernels, scale, passes)  # of the page
+
+
 def main() -> None:
     path = HERE / "performance.md"
     text = path.read_text(encoding="utf-8")
-    for part in (speed, written, roofline, kernels, scale):
+    for part in PARTS:
         name = part.__name__
         new = f"<!-- {name} -->\n" + "\n".join(part()) + f"\n<!-- end of {name} -->"
         text, n = re.subn(f"<!-- {name} -->.*?<!-- end of {name} -->", lambda _, new=new: new, text, flags=re.DOTALL)

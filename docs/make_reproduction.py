@@ -3,7 +3,7 @@
     python docs/make_reproduction.py run PRESET ... --scale small|full --out CACHE [--method M ...] [--seed S ...]
     python docs/make_reproduction.py write
 
-`run` keeps run folders in CACHE and goes on where it was stopped; what is done is recorded, numbers only, in
+`run` keeps run folders in CACHE, and resumes there when it was stopped. It records what is done, numbers only, in
 docs/reproduction/PRESET-SCALE.json. With --method it runs these methods alone, with --seed these seeds; the record
 keeps the others that it has. `write` writes the page from all records. Why gaps are as they are is told in
 docs/reproduction/explanations.toml, a text for each PRESET-SCALE.
@@ -18,15 +18,16 @@ from pathlib import Path
 from typing import Any
 
 from plures.errors import RunFailed
-from plures.runs.callbacks import Callback
+from plures.runs.callbacks import Callback, say_nothing
 from plures.runs.loop import Result
 from plures.studies import reproduce
-from plures.studies.compare import compare
+from plures.studies.compare import compare_methods
+from plures.studies.preset import Preset, Scale, find, load
 
 HERE = Path(__file__).parent
 RECORDS = HERE / "reproduction"
 EXPLANATIONS = "explanations.toml"
-SCALES: tuple[reproduce.Scale, ...] = ("small", "full")
+SCALES: tuple[Scale, ...] = ("small", "full")
 
 # "preset", "scale", "runs": method -> seed -> {"numbers": column -> per cent, "seconds"}, "failed": method -> why
 Record = dict[str, Any]
@@ -38,7 +39,7 @@ def read(path: Path) -> Record:
 
 def run(
     name: str,
-    scale: reproduce.Scale,
+    scale: Scale,
     cache: Path,
     only: list[str],
     seeds: list[int],
@@ -47,12 +48,12 @@ def run(
     workers: int,
 ) -> None:
     """Run what is missing of a preset and record it after every run."""
-    preset = reproduce.find(name)
+    preset = find(name)
     path = records / f"{name}-{scale}.json"
     record = read(path) if path.exists() else {"preset": name, "scale": scale, "runs": {}}
     named = {preset.run_as(method, scale): method for method in preset.methods()}
-    ask = preset.ask(scale, data_dir, workers, only)
-    ask = ask._replace(seeds=seeds or ask.seeds)
+    wanted = reproduce.comparison_of(preset, scale, data_dir, workers, only)
+    wanted = wanted._replace(seeds=seeds or wanted.seeds)
 
     def save() -> None:
         records.mkdir(parents=True, exist_ok=True)
@@ -66,18 +67,19 @@ def run(
         save()
         print(f"{name} {scale}, seed {seed}, {spelled}: {numbers}, {seconds} s", flush=True)
 
-    for spelled in ask.methods:  # one by one: where one fails, the others are still run
+    for spelled in wanted.methods:  # one by one: where one fails, the others are still run
         record.get("failed", {}).pop(named[spelled], None)
         try:
-            one = ask._replace(methods=[spelled])
-            compare(one, cache / f"{name}-{scale}", lambda line: None, lambda method, seed, folder: Callback(), done)
+            one = wanted._replace(methods=[spelled])
+            out = cache / f"{name}-{scale}"
+            compare_methods(one, out, say_nothing, lambda method, seed, folder: Callback(), done)
         except RunFailed as error:
             record.setdefault("failed", {})[named[spelled]] = str(error).partition("; the state after")[0]
             save()
             print(f"{name} {scale}, {spelled}: {error}", flush=True)
 
 
-def measured(preset: reproduce.Preset, record: Record) -> reproduce.Numbers:
+def measured(preset: Preset, record: Record) -> reproduce.Numbers:
     """The numbers of a record, in the order of the preset."""
     out: reproduce.Numbers = {}
     for method in preset.methods():
@@ -115,7 +117,7 @@ def far_off(cells: list[reproduce.Cell]) -> bool:
 def section(record: Record, explanation: str) -> list[str]:
     """A preset's part of the page."""
     name, scale = record["preset"], record["scale"]
-    preset = reproduce.find(name)
+    preset = find(name)
     cells = reproduce.cells(preset, measured(preset, record))
     lines = [f"## {preset.title} ({scale})", "", "```", f"plures reproduce {name} --scale {scale}", "```", ""]
     lines += [*table(cells), ""]
@@ -144,7 +146,7 @@ def write(records: Path, page: Path) -> None:
     explanations = records / EXPLANATIONS
     texts: dict[str, str] = tomllib.loads(explanations.read_text("utf-8")) if explanations.exists() else {}
     found = {path.stem: read(path) for path in sorted(records.glob("*.json"))}
-    n = len(reproduce.load())
+    n = len(load())
     lines = [
         "# The papers' tables",
         "",
@@ -160,7 +162,7 @@ def write(records: Path, page: Path) -> None:
     for name, record in found.items():
         if not record["runs"]:
             continue
-        preset = reproduce.find(record["preset"])
+        preset = find(record["preset"])
         if far_off(reproduce.cells(preset, measured(preset, record))) and name not in texts:
             print(f"{name}: there are gaps and no text in {explanations}", file=sys.stderr)
         lines += section(record, texts.get(name, ""))
@@ -172,7 +174,7 @@ def main() -> None:
     commands = parser.add_subparsers(dest="what", required=True)
     commands.add_parser("write", help="write docs/reproduction.md from the records")
     runs = commands.add_parser("run", help="run presets and record them")
-    runs.add_argument("presets", nargs="+", metavar="PRESET", choices=list(reproduce.load()))
+    runs.add_argument("presets", nargs="+", metavar="PRESET", choices=list(load()))
     runs.add_argument("--scale", choices=SCALES, required=True)
     runs.add_argument("--out", type=Path, required=True, metavar="CACHE", help="folder of the run folders")
     runs.add_argument("--method", action="append", default=[], help="only this method; repeatable")
@@ -182,7 +184,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.what == "run":
         for name in given.presets:
-            unknown = set(given.method) - set(reproduce.find(name).published)
+            unknown = set(given.method) - set(find(name).published)
             if unknown:
                 parser.error(f"{name} has no method {', '.join(sorted(unknown))}")
             run(name, given.scale, given.out, given.method, given.seed, given.data_dir, RECORDS, given.workers)

@@ -3,7 +3,7 @@
     python docs/make_results.py run NAME ... --data-dir DIR   run what is missing, record it in docs/results
     python docs/make_results.py write                         write docs/results.md from the records
 
-A comparison that was stopped goes on with the methods that are missing.
+A comparison that was stopped is resumed with the methods that are missing.
 """
 
 import argparse
@@ -188,17 +188,17 @@ COMPARISONS: dict[str, Comparison] = {
         [0],
         ["personal", "worst 5 %"],
         [],
-        "AFML takes one step at the server a round, where a client of FedAvg takes about 26 steps in its epoch.",
+        "AFML takes one step at the server per round, where a client of FedAvg takes about 26 steps in its epoch.",
     ),
     "afml-k3": Comparison(
-        "AFML at zeta 0.1 against a FedAvg of three local steps a round",
+        "AFML at zeta 0.1 against a FedAvg of three local steps per round",
         AFML | {"partition": "relabel:0.1", "rounds": 120, "steps": 3},
         ["fedavg+ft", "afml"],
         [0],
         ["personal", "worst 5 %"],
         [Claim("AFML is better than FedAvg-FT", "personal", "afml", "fedavg+ft")],
-        "In the AFML paper clients of FedAvg take 3 or 10 steps a round; AFML takes one step at the server, whatever "
-        "they take. That FedAvg-FT is ahead at zeta 0.1 elsewhere is the work of its clients, an epoch a round.",
+        "In the AFML paper clients of FedAvg take 3 or 10 steps per round; AFML takes one step at the server, whatever "
+        "they take. That FedAvg-FT is ahead at zeta 0.1 elsewhere is the work of its clients, an epoch per round.",
     ),
     "pfedla": Comparison(
         "pFedLA against training alone",

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
         with_penalties,
     )
     from plures.methods.messages import Each, Same
+    from plures.report.figure import Choice
+    from plures.report.insides.base import Opened, Picture
     from plures.runs.callbacks import Callback
     from plures.runs.loop import Result
 
@@ -44,6 +46,7 @@ _HOME = {
     "Averaged": "plures.methods.base",
     "Batch": "plures.data.batches",
     "Callback": "plures.runs.callbacks",
+    "Choice": "plures.report.figure",
     "Dataset": "plures.data.dataset",
     "Each": "plures.methods.messages",
     "Federation": "plures.methods.base",
@@ -51,7 +54,9 @@ _HOME = {
     "METHODS": "plures.methods",
     "Method": "plures.methods.base",
     "NO_TERMS": "plures.methods.base",
+    "Opened": "plures.report.insides.base",
     "Penalty": "plures.methods.base",
+    "Picture": "plures.report.insides.base",
     "Plateau": "plures.learn.solver",
     "Result": "plures.runs.loop",
     "Same": "plures.methods.messages",
@@ -78,12 +83,15 @@ __all__ = [
     "Averaged",
     "Batch",
     "Callback",
+    "Choice",
     "Dataset",
     "Each",
     "Federation",
     "Fitted",
     "Method",
+    "Opened",
     "Penalty",
+    "Picture",
     "Plateau",
     "Result",
     "Same",

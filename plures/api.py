@@ -4,12 +4,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 from torch import nn
 
 from plures.data.dataset import Dataset
-from plures.data.readers import from_arrays
-from plures.errors import UsageError
+from plures.data.readers import Arrays, as_dataset
 from plures.runs.callbacks import Callback, ProgressLine, say_nothing
 from plures.runs.config import Config, make_config
 from plures.runs.folders import new_folder
@@ -20,7 +18,6 @@ from plures.runs.simulation import start
 from plures.studies.compare import Comparison, Equal, compare_methods
 
 Value = bool | int | float | str
-Arrays = tuple[np.ndarray, ...] | dict[str, np.ndarray]
 Data = str | Path | Dataset | Arrays
 Model = str | nn.Module | Callable[..., nn.Module]
 
@@ -149,7 +146,7 @@ def compare(
     # fmt: on
     """Several methods on the same split, schedule and initial weights, for each seed: (method, seed) -> result.
 
-    With `out` every run leaves a folder there, and a comparison that was stopped goes on when it is asked for again.
+    With `out` every run leaves a folder there, and a comparison that was stopped is resumed when it is asked for again.
 
     Args:
         methods: two or more methods, each as for `run`.
@@ -215,7 +212,7 @@ def _objects(data: Data | None, model: Model | None) -> tuple[dict[str, str], Ob
     if isinstance(data, (str, Path)):
         names["data"] = str(data)
     elif data is not None:
-        found = dataset_of(data)
+        found = as_dataset("arrays", data)
         names["data"], objects = GIVEN + found.name, objects._replace(data=found)
     if isinstance(model, str):
         names["model"] = model
@@ -224,18 +221,3 @@ def _objects(data: Data | None, model: Model | None) -> tuple[dict[str, str], Ob
     elif model is not None:
         names["model"], objects = GIVEN + getattr(model, "__name__", "model"), objects._replace(model=model)
     return names, objects
-
-
-def dataset_of(data: Dataset | Arrays) -> Dataset:
-    """Arrays, or a data set, as a data set."""
-    if isinstance(data, Dataset):
-        return data
-    if isinstance(data, tuple):
-        if len(data) not in (2, 3):
-            raise UsageError(f"data as a tuple is (x, y) or (x, y, client), got {len(data)} items")
-        arrays: dict[str, Any] = dict(zip(("x", "y", "client"), data, strict=False))
-    elif isinstance(data, dict):
-        arrays = data
-    else:
-        raise UsageError(f"data is a name, a path, a Dataset, a tuple or a dict of arrays, got {type(data).__name__}")
-    return from_arrays("arrays", {key: np.asarray(value) for key, value in arrays.items()})

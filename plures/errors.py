@@ -25,7 +25,7 @@ class DataError(PluresError):
 
 
 class RunFailed(PluresError):
-    """A run that cannot go on: it diverged, or no client is left."""
+    """A run that cannot continue: it diverged, or no client is left."""
 
     exit_code = 4
 

@@ -10,6 +10,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -81,7 +82,9 @@ def load(path: str, kind: str) -> Any:
     except ImportError as error:
         raise UsageError(f"{kind} {path!r}: cannot import {module_name!r} ({error})") from error
     if not hasattr(module, attribute):
-        raise UsageError(f"{kind} {path!r}: {module_name!r} has no {attribute!r}")
+        near = get_close_matches(attribute, dir(module), n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise UsageError(f"{kind} {path!r}: {module_name!r} has no {attribute!r}{hint}")
     return getattr(module, attribute)
 
 

@@ -33,7 +33,13 @@ def catalog() -> dict[str, list[Any]]:
     return out
 
 
+def text_of(found: dict[str, list[Any]]) -> str:
+    """The file: a line for each method, so that changes can be read."""
+    lines = [f"{json.dumps(spec)}: {json.dumps(one, separators=(',', ':'))}" for spec, one in found.items()]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
 if __name__ == "__main__":
-    lines = [f"{json.dumps(spec)}: {json.dumps(found, separators=(',', ':'))}" for spec, found in catalog().items()]
-    FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
-    print(f"{len(lines)} descriptions written to {FILE.name}")
+    found = catalog()
+    FILE.write_text(text_of(found), encoding="utf-8")
+    print(f"{len(found)} descriptions written to {FILE.name}")

@@ -5,7 +5,9 @@ import shlex
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
+from plures.cli.main import app
 from plures.learn.solver import Solver
 from plures.methods import ADDONS, METHODS
 from plures.methods.spec import make_method
@@ -80,15 +82,15 @@ def test_the_index_has_every_method_once_in_the_order_of_the_code(script):
         assert script.idea_of(name) in row
 
 
-@pytest.mark.parametrize("part", ADDONS)
-def test_every_part_has_its_heading_and_its_settings(part, script):
-    page = read("parts")
-    assert f"\n## {part}\n" in page
-    assert between(page, f"settings {part}") == script.part_settings(part), "run docs/make_method_pages.py"
+@pytest.mark.parametrize("addon", ADDONS)
+def test_every_addon_has_its_heading_and_its_settings(addon, script):
+    page = read("addons")
+    assert f"\n## {addon}\n" in page
+    assert between(page, f"settings {addon}") == script.addon_settings(addon), "run docs/make_method_pages.py"
 
 
-def test_who_can_wear_what_is_what_the_code_says(script):
-    page = read("parts")
+def test_who_can_take_which_addon_is_what_the_code_says(script):
+    page = read("addons")
     for words, now in [("hosts", script.hosts_table(tried=False)), ("pairs", script.pairs_table(tried=False))]:
         written = between(page, words).partition("\n\n")[0]
         assert written.replace("fails", "yes") == now, "run docs/make_method_pages.py"
@@ -113,7 +115,7 @@ def test_no_path_of_the_machine_it_was_made_on(path):
     assert not MACHINE_PATH.search(path.read_text("utf-8"))
 
 
-@pytest.mark.parametrize("name", [*METHODS, "parts"])
+@pytest.mark.parametrize("name", [*METHODS, "addons"])
 def test_the_command_to_try_is_one_that_there_is(name):
     command = re.search(r"## Try it\n\n```\n(.+?)\n```", read(name), re.DOTALL)[1]
     program, verb, *words = shlex.split(command)
@@ -125,4 +127,31 @@ def test_the_command_to_try_is_one_that_there_is(name):
     make_config({key[2:].replace("-", "_"): value for key, value in zip(keys, values, strict=True)})
     for spec in specs:
         make_method(spec, {}, Solver())
-    assert name == "parts" or any(re.split(r"[:+]", spec)[0] == name for spec in specs)
+    assert name == "addons" or any(re.split(r"[:+]", spec)[0] == name for spec in specs)
+
+
+def commands(page: str) -> set[str]:
+    """What a page says to type: lines of code blocks, and code within sentences."""
+    blocks = re.findall(r"```\w*\n(.*?)```", page, re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines()]
+    lines += re.findall(r"`([^`]+)`", re.sub(r"```.*?```", "", page, flags=re.DOTALL))
+    return {line.strip() for line in lines if re.match(r"\s*plures [a-z]", line)}
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_commands_on_a_page_are_those_that_there_are(path):
+    for line in commands(path.read_text("utf-8")):
+        command, words = get_command(app), line.split()[1:]
+        while hasattr(command, "commands") and words:
+            assert words[0] in command.commands, line
+            command = command.commands[words.pop(0)]
+        known = {word for parameter in command.params for word in parameter.opts}
+        assert set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", " ".join(words))) <= known, line
+
+
+def test_the_page_of_performance_says_what_was_measured(docs_script):
+    script = docs_script("make_performance")
+    page = (ROOT / "docs" / "performance.md").read_text("utf-8")
+    for part in script.PARTS:
+        written = re.search(rf"<!-- {part.__name__} -->\n(.*?)\n<!-- end of", page, re.DOTALL)[1]
+        assert written == "\n".join(part()), "run docs/make_performance.py"

@@ -14,7 +14,7 @@ from plures.cli import view
 from plures.cli.listing import about_method
 from plures.cli.options import n_cores, whole_numbers
 from plures.errors import UsageError, unknown
-from plures.federate.server import Terms
+from plures.federate.server import RoundLimits
 from plures.runs import simulation
 from plures.runs.adapt import from_counts, from_rows
 from plures.runs.callbacks import Callback, Say
@@ -28,7 +28,7 @@ from plures.runs.simulation import open_simulation
 from plures.studies import preset as presets
 from plures.studies import reproduce as reproduction
 from plures.studies import tables
-from plures.studies.compare import Comparison, Equal, compare_methods
+from plures.studies.compare import Comparison, Equal, check_comparison, compare_methods
 from plures.tree import Params
 
 
@@ -86,15 +86,15 @@ def compare(
     wanted = [config.seed] if seeds is None else whole_numbers("--seeds", seeds)
     if equal not in get_args(Equal):
         raise unknown("thing to be equal", equal, get_args(Equal))
+    comparison = Comparison(methods, config, wanted, cast(Equal, equal))
     if dry_run:
-        for method in methods:
-            make_scene(config.model_copy(update={"method": method, "seed": wanted[0]}))
+        check_comparison(comparison)
         tell(console, f"{len(methods)} methods, seeds {wanted}: all can be run")
         return
     folder = _comparison_folder(config, out)
     with view.GrowingTable(console, quiet) as table:
         runs = compare_methods(
-            Comparison(methods, config, wanted, cast(Equal, equal)),
+            comparison,
             folder,
             table.say,
             lambda method, seed, place: with_loggers(
@@ -116,7 +116,7 @@ def compare(
 
 
 def _comparison_folder(config: Config, out: Path | None) -> Path:
-    """A new folder, or the one that was named: a comparison goes on where it stopped."""
+    """A new folder, or the one that was named: a comparison that stopped is resumed."""
     if out is not None and out.is_dir():
         if (out / "config.toml").exists():
             raise UsageError(f"{out} holds a single run; choose another --out")
@@ -246,5 +246,5 @@ def start_federated(
             tell(console, line)
 
     config = make_config(values) if values is not None else None
-    result = operate.start(config, home, resume, wait, Terms(*terms), out, say, progress_of)
+    result = operate.start(config, home, resume, wait, RoundLimits(*terms), out, say, progress_of)
     print_result(result, console, as_json)

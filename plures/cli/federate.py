@@ -19,7 +19,7 @@ app = typer.Typer(
 
 HOME = Path("federation")
 HomeOption = Annotated[Path, typer.Option("--home", help="the folder that `init` made, or of a client its own part")]
-Deadline = Annotated[float, typer.Option(help="seconds after which a round goes on without those who are silent")]
+Deadline = Annotated[float, typer.Option(help="seconds after which a round ends without those who are silent")]
 Quorum = Annotated[float, typer.Option(help="share of the clients of a round that must answer", min=0, max=1)]
 Resend = Annotated[float, typer.Option(help="seconds without an answer, until a message is sent again")]
 
@@ -120,5 +120,5 @@ def adapt(
     deadline: Deadline = 600.0,
     as_json: Json = False,
 ) -> None:
-    """A client that was not in training, while a run goes on or after it, makes a model of its own and keeps it."""
+    """A client that was not in training makes a model of its own, during a run or after it, and keeps it."""
     _operate().adapt(run, client, epochs, home, deadline, as_json)

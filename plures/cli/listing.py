@@ -4,7 +4,7 @@ from pathlib import Path
 
 from plures.data import download
 from plures.data.partition import PARTITIONS
-from plures.data.sources import DATA, data_folder
+from plures.data.sources import DATA, REGISTERED, data_folder
 from plures.errors import unknown
 from plures.files import in_bytes
 from plures.methods import ADDONS, METHODS
@@ -38,7 +38,8 @@ def listing(what: str) -> list[tuple[str, str]]:
             ("FILE.npz", "your own rows: arrays x and y, and if you like client and is_test"),
             ("FOLDER", "your own clients, one file each: all .npz, all .csv (numbers and a label) or all .txt"),
         ]
-        return [(name, entry.description) for name, entry in DATA.items()] + own
+        others = [(name, REGISTERED.line(name)) for name in REGISTERED]
+        return [(name, entry.description) for name, entry in DATA.items()] + others + own
     if what == "models":
         return [(name, MODELS.line(name)) for name in MODELS]
     if what == "partitions":

@@ -103,7 +103,7 @@ def reproduce(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """A paper's table, with the published numbers beside ours. Stopped, it goes on where it was."""
+    """A paper's table, with the published numbers beside ours. If it was stopped, it is resumed."""
     _commands().reproduce(preset, scale, only or [], data_dir, workers, out, as_json, quiet)
 
 

@@ -1,4 +1,4 @@
-"""What users see in the terminal while runs go on and when they have ended: progress and tables."""
+"""What users see in the terminal during runs and after them: progress and tables."""
 
 import time
 from pathlib import Path
@@ -145,7 +145,7 @@ class GrowingTable:
 
 
 class _Row(ProgressReport):
-    """The run that is going on, as the last row of a growing table; all lines go to the run's log."""
+    """The current run as the last row of a growing table; all lines go to the run's log."""
 
     def __init__(self, table: GrowingTable, name: str, folder: Path | None) -> None:
         super().__init__(table.console, name, folder / "log.txt" if folder else None, quiet=True)
@@ -229,7 +229,7 @@ def result_table(results: dict[str, Result]) -> Table:
 
 
 def result_line(name: str, summary: dict[str, Any]) -> str:
-    """A method's numbers in one line, for while a comparison goes on."""
+    """A method's numbers in one line, for the time that a comparison takes."""
     cells = result_cells(name, summary)
     return f"{cells[0]:16} personal {cells[1]:>8}   worst 5 % {cells[2]:>8}   generic {cells[4]:>8}   {cells[7]:>7} s"
 

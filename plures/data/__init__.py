@@ -1,4 +1,4 @@
-"""Data: rows with labels, from a name, a file or a folder, and how they are dealt to clients and cut into batches.
+"""Data: rows with labels, read from a named data set, a file or a folder; their partition among clients; batches.
 
-What a model makes of the rows is not here.
+Models and losses are not here.
 """

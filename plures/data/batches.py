@@ -1,4 +1,4 @@
-"""Batches: which rows of which client a training step meets, planned ahead for a whole stack of clients."""
+"""Batches: which rows each training step of each client uses, planned ahead for a whole stack of clients."""
 
 from typing import Any, NamedTuple
 
@@ -16,12 +16,12 @@ class Batch(NamedTuple):
     y: Tensor  # [batch] or [batch, position]
     mask: Tensor  # [batch], 1 for a row, 0 for padding (which repeats a row of the same client)
     counts: Tensor  # [class], the client's training rows of each class
-    key: Tensor  # for what is drawn in this step
+    key: Tensor  # for random numbers in this step
 
     def part(self, k: int, n: int) -> "Batch":
-        """Every n-th row from row k on: with all k, n parts that share no row.
+        """Every n-th row, starting at row k; the parts for all k share no row.
 
-        A batch of fewer than n rows leaves some part empty; there, one repeated row of its padding counts.
+        If a batch has fewer than n rows, some parts would be empty; in those, one row of padding counts.
         """
         mask = self.mask[k::n]
         first = (torch.arange(len(mask)) == 0).to(mask.dtype)
@@ -30,14 +30,14 @@ class Batch(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Which rows each of some clients meets in each step, with no place for clients that are done.
+    """Which rows each client uses in each step, without entries for clients that have finished.
 
-    Clients are sorted by number of steps, longest first, so that in step t the live ones are the
-    first `live[t]`; their batches are `rows[start[t] : start[t] + live[t]]`.
+    Clients are sorted by number of steps, longest first. So the clients that still train in step t are the first
+    `live[t]`, and their batches are `rows[start[t] : start[t] + live[t]]`.
     """
 
-    sorted_clients: np.ndarray  # place in the plan -> place in the stack
-    n_steps: np.ndarray  # [client], how many each one takes, in the order of the plan
+    sorted_clients: np.ndarray  # position in the plan -> position in the stack
+    n_steps: np.ndarray  # [client], how many steps each client takes, in the order of the plan
     steps_per_epoch: np.ndarray  # [client]
     live: np.ndarray  # [step]
     start: np.ndarray  # [step]
@@ -47,7 +47,7 @@ class Plan(NamedTuple):
 
 
 def batches_per_epoch(sizes: np.ndarray, batch: int, smallest: int) -> np.ndarray:
-    """How many batches each client makes of its rows."""
+    """How many batches the rows of each client make."""
     full, last = sizes // batch, sizes % batch
     return full + ((last >= smallest) | ((last > 0) & (full == 0)))
 
@@ -55,9 +55,9 @@ def batches_per_epoch(sizes: np.ndarray, batch: int, smallest: int) -> np.ndarra
 def plan_batches(
     rows: np.ndarray, sizes: np.ndarray, keys: np.ndarray, n_steps: np.ndarray, batch: int, smallest: int, shuffle: bool
 ) -> Plan:
-    """The batches of every client. `rows` is [client, longest]; `n_steps` is how many each one takes.
+    """The batches of every client. `rows` is [client, longest]; `n_steps` is [client], how many steps each one takes.
 
-    Every epoch is a permutation that depends on the client's key and the epoch alone.
+    Every epoch is a permutation that depends only on the client's key and the number of the epoch.
     """
     steps_per_epoch = batches_per_epoch(sizes, batch, smallest)
     n_steps = np.where(steps_per_epoch > 0, n_steps, 0)
@@ -71,23 +71,23 @@ def plan_batches(
     total = int(start[-1])
     mask = np.zeros((total, batch), bool)
     n_epochs = -(-n_steps // np.maximum(steps_per_epoch, 1))
-    # One entry for every (client, epoch, row): sorted by its lot within (client, epoch).
+    # One entry for every (client, epoch, row), sorted by random numbers within each (client, epoch).
     length = sizes * n_epochs
     client = np.repeat(np.arange(len(sizes)), length)
     inside = np.arange(length.sum()) - np.repeat(np.cumsum(length) - length, length)
     epoch, place = np.divmod(inside, np.maximum(sizes[client], 1))
     segment_key = seeds.mix(keys[client], epoch)
     if shuffle:
-        lot = seeds.mix(segment_key, place)
+        sort_keys = seeds.mix(segment_key, place)
         segment = np.cumsum(np.r_[0, (np.diff(client) != 0) | (np.diff(epoch) != 0)]) if len(client) else client
-        source = place[_sorted_within(segment, lot)]
+        source = place[_sort_within(segment, sort_keys)]
     else:
         source = place
     batch_in_epoch, column = np.divmod(place, batch)
     step = epoch * steps_per_epoch[client] + batch_in_epoch
     used = (batch_in_epoch < steps_per_epoch[client]) & (step < n_steps[client])
     owner = np.concatenate([np.arange(n) for n in live]) if total else np.zeros(0, np.int64)
-    table = np.repeat(rows[owner, :1], batch, axis=1)  # padding repeats a row of the client's own
+    table = np.repeat(rows[owner, :1], batch, axis=1)  # padding repeats a row of the same client
     client = client[used]
     where = start[step[used]] + client, column[used]
     table[where] = rows[client, source[used]]
@@ -105,17 +105,17 @@ def plan_batches(
     )
 
 
-def _sorted_within(segment: np.ndarray, lot: np.ndarray) -> np.ndarray:
-    """The order by segment and then by lot, of 63 bits; as `np.lexsort`, which is slow, would have it."""
+def _sort_within(segment: np.ndarray, sort_keys: np.ndarray) -> np.ndarray:
+    """The order by segment, then by sort_keys (63 bits): the same as that of `np.lexsort`, which is slow."""
     bits = int(segment[-1]).bit_length() if len(segment) else 0
-    both = (segment << (63 - bits)) | (lot >> bits)
+    both = (segment << (63 - bits)) | (sort_keys >> bits)
     order = np.argsort(both, kind="stable")
     found = both[order]
-    return np.lexsort((lot, segment)) if (found[1:] == found[:-1]).any() else order  # bits that were cut off decide
+    return np.lexsort((sort_keys, segment)) if (found[1:] == found[:-1]).any() else order  # cut-off bits decide
 
 
 class Batches(NamedTuple):
-    """The planned batches of a stack of clients, and the tables that they are cut from."""
+    """The planned batches of a stack of clients, and the tables that their rows are in."""
 
     x: Tensor
     y: Tensor
@@ -123,13 +123,13 @@ class Batches(NamedTuple):
     plan: Plan
 
     def cut(self, at: Any, counts: Tensor) -> Batch:
-        """The batches at some rows of the plan, stacked; `counts` are those of the clients that they belong to."""
+        """The batches at some rows of the plan, stacked. `counts` belongs to their clients."""
         rows = self.plan.rows[at]
         x, y = (table.index_select(0, rows.reshape(-1)).unflatten(0, rows.shape) for table in (self.x, self.y))
         return Batch(x, y, self.plan.mask[at], counts, self.plan.keys[at])
 
     def n_full(self, steps: np.ndarray) -> float:
-        """How many batches of full size are in the first steps of each client, of which `steps` gives the number."""
+        """The rows in the first `steps` steps of each client, counted in full batches."""
         rows = self.plan.mask.sum(1).numpy()
         t = np.repeat(np.arange(len(self.plan.live)), self.plan.live)
         client = np.arange(len(rows)) - np.repeat(self.plan.start[:-1], self.plan.live)

@@ -1,4 +1,4 @@
-"""Dataset: rows with labels as arrays, checked before they are used."""
+"""Dataset: rows with labels as arrays, and the check that they are consistent."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -9,20 +9,20 @@ from plures.errors import DataError
 
 
 class Dataset(NamedTuple):
-    """Rows with labels. The publisher's train part comes first, its test part follows."""
+    """Rows with labels. The train part of the data set comes first, its test part follows."""
 
     name: str
     x: np.ndarray  # [row, ...], float32 ready for a model (images [channel, height, width]), or int64 tokens
     y: np.ndarray  # [row] or [row, position], int64 labels from 0 to n_classes - 1
     n_classes: int
     n_train: int  # rows of the train part; all of them if there is no test part
-    client: np.ndarray | None  # [row], int64, the data's own client of each row, if it has any
-    n_tokens: int = 0  # how many different tokens x may hold; 0 when x is not tokens
-    client_names: tuple[str, ...] = ()  # of the data's own clients 0, 1, ..., if they have any
+    client: np.ndarray | None  # [row], int64, the client of each row, if the data set has clients of its own
+    n_tokens: int = 0  # size of the vocabulary; 0 if x does not hold tokens
+    client_names: tuple[str, ...] = ()  # names of these clients 0, 1, ..., if they have any
 
 
 def check(dataset: Dataset) -> None:
-    """Refuse a data set with lengths that differ, labels out of range or numbers that are not finite."""
+    """Refuse a data set with unequal lengths, labels out of range, or numbers that are not finite."""
     name, x, y, n_classes, n_train, client = dataset[:6]
     if y.size == 0 or x.size == 0:
         raise DataError(f"{name}: x has shape {x.shape} and y has {y.size} labels; at least one row is needed.")
@@ -46,6 +46,7 @@ def check(dataset: Dataset) -> None:
 
 
 def check_range(name: str | Path, what: str, values: np.ndarray, n: int, advice: str = "") -> None:
+    """Refuse values that are not from 0 to n - 1."""
     outside = (values < 0) | (values >= n)
     if outside.any():
         row, value = np.argwhere(outside)[0][0], values[outside][0]

@@ -1,4 +1,4 @@
-"""Fetch a data set from its publisher, or check the files that are there."""
+"""Downloads: fetch a data set from its publisher, or check the files that are there."""
 
 import hashlib
 import io
@@ -17,11 +17,11 @@ Say = Callable[[str], None]
 
 
 class Remote(NamedTuple):
-    """Files of a publisher, with the MD5 sums that are published for them: against damage, not against malice."""
+    """Files of a publisher, with their published MD5 sums. These guard against damage, not against attacks."""
 
     base: str
     files: dict[str, str]  # name -> MD5
-    members: tuple[str, ...] = ()  # what is taken out of the archive, if it is one
+    members: tuple[str, ...] = ()  # files to extract, if it is an archive
 
 
 _IDX = [f"{part}-{kind}-ubyte.gz" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
@@ -70,7 +70,7 @@ REMOTES: dict[str, Remote] = {
 
 
 def status(name: str, data_dir: Path | None = None) -> str:
-    """What there is of a data set, in a line."""
+    """One line about the files of a data set: what they hold, or what is wrong."""
     try:
         found = load(name, data_dir)
     except DataError as error:
@@ -87,11 +87,9 @@ def get(name: str, data_dir: Path | None, say: Say) -> None:
     folder = data_folder(data_dir) / (source.place or "")
     if source.place is not None and not folder.exists():
         if name not in REMOTES:
-            raise DataError(
-                f"{name} has no publisher that it can be fetched from. Put {source.needs} at {folder} yourself."
-            )
+            raise DataError(f"{name} has no publisher to download it from. Put {source.needs} at {folder} yourself.")
         _fetch(name, REMOTES[name], folder, say)
-    found = load(name, data_dir)  # refuses in words what is damaged
+    found = load(name, data_dir)  # raises an error if a file is damaged
     say(
         f"{name}: {len(found.y):,} rows, {found.n_classes} classes"
         + (f", in {folder}" if source.place else ", bundled")
@@ -103,15 +101,15 @@ def _fetch(name: str, remote: Remote, folder: Path, say: Say) -> None:
         say(f"{name}: fetching {remote.base}{file}")
         content = _download(name, remote.base + file, folder)
         if hashlib.md5(content, usedforsecurity=False).hexdigest() != md5:
-            raise DataError(f"{name}: {remote.base}{file} is not the published file (its MD5 is another). Try again.")
+            raise DataError(f"{name}: {remote.base}{file} is not the published file (its MD5 sum differs). Try again.")
         if not remote.members:
             write_bytes(folder / file, content)
             continue
         with tarfile.open(fileobj=io.BytesIO(content)) as archive:
-            for member in archive.getmembers():  # by name alone: no path of the archive is followed
-                taken = archive.extractfile(member) if Path(member.name).name in remote.members else None
-                if taken is not None:
-                    write_bytes(folder / Path(member.name).name, taken.read())
+            for member in archive.getmembers():  # by file name: paths in the archive are ignored
+                content_of = archive.extractfile(member) if Path(member.name).name in remote.members else None
+                if content_of is not None:
+                    write_bytes(folder / Path(member.name).name, content_of.read())
 
 
 def _download(name: str, url: str, folder: Path) -> bytes:
@@ -121,6 +119,6 @@ def _download(name: str, url: str, folder: Path) -> bytes:
     except (urllib.error.URLError, TimeoutError, OSError) as error:
         reason = getattr(error, "reason", error)
         raise DataError(
-            f"cannot fetch {url} for {name} ({reason}). With another machine, put the file in {folder}; "
+            f"cannot fetch {url} for {name} ({reason}). Download it on another machine and put the file in {folder}, "
             "or say with --data-dir where it is."
         ) from None

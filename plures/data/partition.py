@@ -1,8 +1,8 @@
-"""Partitions: which rows of a data set each client has, and which of these it is tested on.
+"""Partitions: which rows of a data set each client has, and which of them are its test rows.
 
-Each partition is a function from labels to one array of rows a client; some then change the names of
-classes or leave rows out. It is feasible by construction or refuses with a reason, and its randomness
-comes from the generator it is given.
+Each partition is a function from labels to one array of rows per client; some then permute labels or remove rows. It
+succeeds by construction or raises an error with a reason, and all random numbers come from the generator that it is
+given.
 """
 
 import json
@@ -18,32 +18,32 @@ from plures.errors import DataError, UsageError, unknown
 from plures.seeds import generator
 
 _LEAST = 40  # rows that the dirichlet partition gives to every client, if there are enough
-_CLIENTS = 20  # if nobody says how many
+_CLIENTS = 20  # number of clients if none is given
 
 
 class Split(NamedTuple):
-    """The rows of each client, sorted."""
+    """The train rows and test rows of each client, sorted."""
 
     train: list[np.ndarray]
     test: list[np.ndarray]
-    labels: list[np.ndarray] | None = None  # each client's name for every class, where clients rename them
+    labels: list[np.ndarray] | None = None  # each client's label for every class, if clients have permuted labels
 
 
-def _positive(value: float) -> bool:
+def _is_positive(value: float) -> bool:
     return value > 0
 
 
 class Partition(NamedTuple):
-    """A way to deal rows to clients."""
+    """A way to assign rows to clients."""
 
     description: str
     needs_value: bool
     value_help: str
     make: Callable[[Dataset, int, Any, np.random.Generator], list[np.ndarray]]
-    allows: Callable[[float], bool] = _positive  # which finite values
-    keeps_test: bool = False  # the data set's own test part, if there is one, is what clients are tested on
-    n_clients: Callable[[Dataset], int] = lambda data: _CLIENTS  # if nobody says how many
-    finish: Callable[[Dataset, Split, Any, np.random.Generator], Split] | None = None  # done to the rows once dealt
+    allows: Callable[[float], bool] = _is_positive  # whether it takes this finite value
+    keeps_test: bool = False  # clients are tested on the data set's own test part, if there is one
+    n_clients: Callable[[Dataset], int] = lambda data: _CLIENTS  # number of clients if none is given
+    finish: Callable[[Dataset, Split, Any, np.random.Generator], Split] | None = None  # a last change of the split
 
 
 def parse(text: str) -> tuple[str, float | None]:
@@ -68,9 +68,9 @@ def parse(text: str) -> tuple[str, float | None]:
 def make_split(
     dataset: Dataset, partition: str, n_clients: int | None, seed: int, test_share: float = 0.25, share: float = 1.0
 ) -> Split:
-    """Deal the rows to clients, then set aside a share of each client's rows of each label for testing.
+    """Assign rows to clients, then choose a share of each client's rows of each label as test rows.
 
-    Without a number of clients there are 20, or with `natural` all that the data has.
+    If the number of clients is not given, there are 20; with `natural`, all clients that the data has.
     """
     name, value = parse(partition)
     kind = PARTITIONS[name]
@@ -79,7 +79,7 @@ def make_split(
     if not 0 < test_share < 1:
         raise UsageError(f"the share of rows for testing is {test_share}; it must be more than 0 and less than 1.")
     if share < 1:
-        used = some_rows(dataset, share, generator(seed, "share of rows"))
+        used = draw_rows(dataset, share, generator(seed, "share of rows"))
         client = None if dataset.client is None else dataset.client[used]
         n_train = int((used < dataset.n_train).sum())
         some = dataset._replace(x=dataset.x[used], y=dataset.y[used], n_train=n_train, client=client)
@@ -92,13 +92,13 @@ def make_split(
         parts = [(rows[rows < dataset.n_train], rows[rows >= dataset.n_train]) for rows in clients]
     else:
         rng = generator(seed, "test rows")
-        parts = [train_and_test(rows, dataset.y[rows], test_share, rng) for rows in clients]
+        parts = [split_train_test(rows, dataset.y[rows], test_share, rng) for rows in clients]
     split = Split([train for train, _ in parts], [test for _, test in parts])
     return split if kind.finish is None else kind.finish(dataset, split, value, generator(seed, name))
 
 
-def some_rows(dataset: Dataset, share: float, rng: np.random.Generator) -> np.ndarray:
-    """A share of the rows of each class, at least one, in their order."""
+def draw_rows(dataset: Dataset, share: float, rng: np.random.Generator) -> np.ndarray:
+    """A random share of the rows of each class, at least one row, sorted."""
     labels = dataset.y if dataset.y.ndim == 1 else np.zeros(len(dataset.y), np.int64)
     chosen = []
     for label in np.unique(labels):
@@ -108,7 +108,7 @@ def some_rows(dataset: Dataset, share: float, rng: np.random.Generator) -> np.nd
 
 
 def names_of_clients(dataset: Dataset, split: Split) -> tuple[str, ...]:
-    """The names of the data's own clients, if each client of the split is one of them; else none."""
+    """The names of the data's own clients, if each client of the split is one of them; else empty."""
     if dataset.client is None:
         return ()
     found = [np.unique(dataset.client[np.concatenate(rows)]) for rows in zip(split.train, split.test, strict=True)]
@@ -118,8 +118,8 @@ def names_of_clients(dataset: Dataset, split: Split) -> tuple[str, ...]:
     return tuple(dataset.client_names[client] if dataset.client_names else str(client) for client in own)
 
 
-def drawn_last(split: Split, n: int, seed: int) -> Split:
-    """The same clients in their order, but n of them, drawn by the seed, at the end."""
+def move_new_last(split: Split, n: int, seed: int) -> Split:
+    """The same clients in the same order, except that n of them, drawn at random, come last: the new clients."""
     if n == 0:
         return split
     chosen = set(
@@ -127,14 +127,14 @@ def drawn_last(split: Split, n: int, seed: int) -> Split:
     )
     order = sorted(range(len(split.train)), key=lambda i: (i in chosen, i))
 
-    def ordered(parts: list[np.ndarray]) -> list[np.ndarray]:
+    def reorder(parts: list[np.ndarray]) -> list[np.ndarray]:
         return [parts[i] for i in order]
 
-    return Split(ordered(split.train), ordered(split.test), ordered(split.labels) if split.labels else None)
+    return Split(reorder(split.train), reorder(split.test), reorder(split.labels) if split.labels else None)
 
 
-def relabelled(y: np.ndarray, split: Split) -> np.ndarray:
-    """The labels with every client's own names for the classes."""
+def relabel(y: np.ndarray, split: Split) -> np.ndarray:
+    """The labels of all rows as their clients have permuted them."""
     if split.labels is None:
         return y
     new = y.copy()
@@ -148,7 +148,7 @@ def relabelled(y: np.ndarray, split: Split) -> np.ndarray:
 
 
 def iid(y: np.ndarray, n_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """All rows, dealt at random: sizes differ by at most one."""
+    """All rows, assigned at random; sizes differ by at most one."""
     _check_enough("iid", len(y), n_clients)
     owner = np.empty(len(y), np.int64)
     owner[rng.permutation(len(y))] = np.arange(len(y)) % n_clients
@@ -156,18 +156,18 @@ def iid(y: np.ndarray, n_clients: int, rng: np.random.Generator) -> list[np.ndar
 
 
 def dirichlet(y: np.ndarray, n_clients: int, beta: float, rng: np.random.Generator) -> list[np.ndarray]:
-    """All rows; each class is dealt in shares from Dirichlet(beta), with a least number of rows a client.
+    """All rows; each class is divided in shares from Dirichlet(beta), with a minimum number of rows per client.
 
-    A client that holds an equal part of all rows or more gets nothing of the classes that follow, as in
-    the practical setting of FedALA. In the end clients below the least number, 40 or half an equal part,
-    are filled up with random rows of the largest clients.
+    A client that already has an equal part of all rows, or more, gets nothing of the following classes, as in the
+    practical setting of FedALA. In the end, clients below the minimum (40, or half an equal part) receive random rows
+    of the largest clients.
     """
     _check_enough("dirichlet", len(y), n_clients)
     owner = np.empty(len(y), np.int64)
     sizes = np.zeros(n_clients, np.int64)
     for rows in _rows_of_classes(y, rng):
-        below = sizes < len(y) / n_clients  # never empty, as rows are left
-        shares = np.where(below, _shares(n_clients, beta, rng), 0)
+        below = sizes < len(y) / n_clients  # never empty: rows are left
+        shares = np.where(below, _draw_shares(n_clients, beta, rng), 0)
         counts = _cut(len(rows), shares if shares.sum() > 0 else below / below.sum())
         owner[rows] = np.repeat(np.arange(n_clients), counts)
         sizes += counts
@@ -178,24 +178,23 @@ def dirichlet(y: np.ndarray, n_clients: int, beta: float, rng: np.random.Generat
 def dirichlet_class(
     y: np.ndarray, n_clients: int, alpha: float, rng: np.random.Generator, n_train: int | None = None
 ) -> list[np.ndarray]:
-    """All rows; each class is dealt in shares from Dirichlet(alpha), as Fed-RoD does. A client may get none.
+    """All rows; each class is divided in shares from Dirichlet(alpha), as in Fed-RoD. A client may get no rows.
 
-    The first `n_train` rows and the others are dealt apart, in the same shares.
+    The first `n_train` rows and the others are divided separately, in the same shares.
     """
     owner = np.empty(len(y), np.int64)
     n_train = len(y) if n_train is None else n_train
     for rows in _rows_of_classes(y, rng):
-        shares = _shares(n_clients, alpha, rng)
+        shares = _draw_shares(n_clients, alpha, rng)
         for part in (rows[rows < n_train], rows[rows >= n_train]):
             owner[part] = np.repeat(np.arange(n_clients), _cut(len(part), shares))
     return _rows_of_clients(owner, n_clients)
 
 
 def pathological(y: np.ndarray, n_clients: int, k: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """k classes a client, unequal sizes; clients form groups with the same classes, as in FedALA.
+    """k classes per client, unequal sizes; clients form groups with the same classes, as in FedALA.
 
-    Every row of a class that some client has is dealt. The walk over the classes may end before the last
-    ones, which then nobody has.
+    All rows of a class are used if some client has it. The last classes may remain without a client.
     """
     classes = _rows_of_classes(y, rng)
     _check_k("pathological", k, len(classes))
@@ -203,7 +202,7 @@ def pathological(y: np.ndarray, n_clients: int, k: int, rng: np.random.Generator
     n_takers = -(-n_clients * k // len(classes))
     for c in range(len(classes)):
         has[np.flatnonzero(has.sum(1) < k)[:n_takers], c] = True
-    # The walk may leave the last clients with too few classes: they get the ones that the fewest have.
+    # The last clients may still have too few classes: they get those that the fewest clients have.
     for client in np.flatnonzero(has.sum(1) < k):
         order = np.lexsort((has.sum(0), has[client]))
         has[client, order[: k - has[client].sum()]] = True
@@ -221,14 +220,14 @@ def pathological(y: np.ndarray, n_clients: int, k: int, rng: np.random.Generator
 
 
 def labels(y: np.ndarray, n_clients: int, k: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """k classes a client, the same number of rows of each class and client, as in PLGU.
+    """k classes per client, with the same number of rows for each class and client, as in PLGU.
 
-    The numbers of clients of two classes differ by at most one. The class that is scarcest for its
-    clients sets the number of rows; what is left of the others is not used.
+    The numbers of clients of two classes differ by at most one. The class with the fewest rows per client sets the
+    number of rows; further rows of the other classes are not used.
     """
     classes = _rows_of_classes(y, rng)
     _check_k("labels", k, len(classes))
-    has = _classes_in_turn(n_clients, k, len(classes), rng)
+    has = _assign_classes(n_clients, k, len(classes), rng)
     takers = [np.flatnonzero(has[:, c]) for c in range(len(classes))]
     share = min(
         _equal_part("labels", y[rows[0]], len(rows), len(clients))
@@ -246,11 +245,11 @@ def labels(y: np.ndarray, n_clients: int, k: int, rng: np.random.Generator) -> l
 
 
 def main(y: np.ndarray, n_clients: int, k: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """All classes for every client, of which k main ones make 60 % of its rows; equal sizes, as in pFedLA.
+    """All classes for every client; k main classes make 60 % of its rows; equal sizes, as in pFedLA.
 
-    A client has as many rows of each of its main classes as of the others among them, give or take one,
-    and so it is with the classes that are not. The numbers of clients that two classes are main for
-    differ by at most one. Clients are as large as the rows of the classes allow; the rest is not used.
+    A client has equally many rows of each of its main classes, up to one row, and equally many of each of its other
+    classes. The numbers of clients for which two classes are main differ by at most one. Clients are as large as the
+    rows of the classes allow; the other rows are not used.
     """
     classes = _rows_of_classes(y, rng)
     if not 0 < 5 * k < 3 * len(classes):
@@ -258,7 +257,7 @@ def main(y: np.ndarray, n_clients: int, k: int, rng: np.random.Generator) -> lis
             f"main:{k} asks for {k} classes that make 60 % of a client's rows, each with more than any other class; "
             f"the data has {len(classes)} classes. Use at most {(3 * len(classes) - 1) // 5}."
         )
-    is_main = _classes_in_turn(n_clients, k, len(classes), rng)
+    is_main = _assign_classes(n_clients, k, len(classes), rng)
     supply = np.array([len(rows) for rows in classes])
     counts = _main_counts(is_main, k, supply)
     if counts is None:
@@ -273,115 +272,114 @@ def main(y: np.ndarray, n_clients: int, k: int, rng: np.random.Generator) -> lis
 
 
 def natural(dataset: Dataset, n_clients: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """The data's own clients, or some of them at random, in their order.
+    """The data's own clients, or a random choice of them, in their order.
 
-    Only those with rows in the train part count: the others could not take part in training. Rows of
-    clients that were not drawn are not used.
+    Only clients with rows in the train part count: the others could not train. Rows of clients that were not drawn are
+    not used.
     """
     own, of_row = _own_clients(dataset)
     if n_clients > len(own):
         raise UsageError(
             f"natural cannot make {n_clients} clients: {dataset.name} has {len(own)} with rows to train on. "
-            f"Use at most {len(own)}, or leave out the number to have them all."
+            f"Use at most {len(own)}, or leave out the number to use them all."
         )
     chosen = np.sort(rng.choice(own, n_clients, replace=False))
     place = np.searchsorted(chosen, of_row).clip(max=n_clients - 1)
     return _rows_of_clients(np.where(chosen[place] == of_row, place, -1), n_clients)
 
 
-def renamed(dataset: Dataset, split: Split, zeta: float, rng: np.random.Generator) -> Split:
-    """Give a share 1 - zeta of the clients, at random, names of their own for the classes, as in AFML.
+def permute_labels(dataset: Dataset, split: Split, zeta: float, rng: np.random.Generator) -> Split:
+    """Permute the labels of a random share 1 - zeta of the clients, each in its own way, as in AFML.
 
-    So the same row can have another label at another client. zeta = 1 changes nothing; zeta = 0 makes all
-    clients differ.
+    So equal rows can have different labels at different clients. With zeta = 1 nothing changes; with zeta = 0 the
+    labels of all clients are permuted.
     """
     n_clients = len(split.train)
-    n_renamed = int((1 - zeta) * n_clients + 0.5 + 1e-9)  # 0.1 * 5 may come as 0.4999...
-    if n_renamed == 0:
+    n_permuted = int((1 - zeta) * n_clients + 0.5 + 1e-9)  # 0.1 * 5 may be 0.4999...
+    if n_permuted == 0:
         return split
-    names = [np.arange(dataset.n_classes) for _ in range(n_clients)]
-    for client in rng.permutation(n_clients)[:n_renamed]:
-        names[client] = rng.permutation(dataset.n_classes)
-    return split._replace(labels=names)
+    labels = [np.arange(dataset.n_classes) for _ in range(n_clients)]
+    for client in rng.permutation(n_clients)[:n_permuted]:
+        labels[client] = rng.permutation(dataset.n_classes)
+    return split._replace(labels=labels)
 
 
-def thinned(dataset: Dataset, split: Split, ratio: float, rng: np.random.Generator) -> Split:
-    """Leave out training rows, so that the first class has `ratio` times the rows of the last, as in Fed-RoD.
+def thin_classes(dataset: Dataset, split: Split, ratio: float, rng: np.random.Generator) -> Split:
+    """Remove training rows, so that the first class has `ratio` times as many as the last, as in Fed-RoD.
 
-    From class to class the number falls by the same factor. It is as large as the classes allow, at least
-    one row each. A client keeps its share of each class. Test rows all stay, so tests are as balanced as
-    the data is.
+    The number of rows falls by the same factor from class to class. It is as large as the classes allow, and at least
+    one. A client keeps its share of each class. All test rows stay, so tests are as balanced as the data.
     """
     owner = np.full(len(dataset.y), -1, np.int64)
     for client, rows in enumerate(split.train):
         owner[rows] = client
-    dealt = np.flatnonzero(owner >= 0)
-    classes = [dealt[rows] for rows in _rows_of_classes(dataset.y[dealt], rng)]
+    assigned = np.flatnonzero(owner >= 0)
+    classes = [assigned[rows] for rows in _rows_of_classes(dataset.y[assigned], rng)]
     factors = ratio ** -(np.arange(len(classes)) / max(len(classes) - 1, 1))
     supply = np.array([len(rows) for rows in classes])
-    with np.errstate(over="ignore"):  # a class of which any number is enough
+    with np.errstate(over="ignore"):  # a factor may be so small that the quotient is infinite
         most = (supply / factors).min()  # rows of the first class
     wanted = np.maximum((most * factors + 1e-9).astype(np.int64), 1)
     for rows, n_rows in zip(classes, wanted, strict=True):
         rows = rows[np.argsort(owner[rows], kind="stable")]
-        # Evenly over the rows in the order of their clients: as if the fewer rows were cut at the same shares.
+        # Evenly over the rows, sorted by client, so that every client keeps its share.
         ends = np.arange(len(rows) + 1) * n_rows // len(rows)
         owner[rows[np.diff(ends) == 0]] = -1
     return split._replace(train=_rows_of_clients(owner, len(split.train)))
 
 
-def _count(value: float) -> bool:
+def _is_count(value: float) -> bool:
     return value >= 1 and value == int(value)
 
 
 PARTITIONS: dict[str, Partition] = {
     "iid": Partition(
-        "random rows, as many for every client",
+        "random rows, equally many for every client",
         False,
         "no value",
         lambda data, n, value, rng: iid(data.y, n, rng),
     ),
     "dirichlet": Partition(
-        "dirichlet:BETA, classes in random shares (the smaller BETA, the less alike), at least some rows a client",
+        "dirichlet:BETA, classes in random shares (small BETA: very unequal), with a minimum of rows per client",
         True,
         "a number more than 0, e.g. dirichlet:0.1",
         lambda data, n, value, rng: dirichlet(data.y, n, value, rng),
     ),
     "dirichlet-class": Partition(
-        "dirichlet-class:ALPHA, classes in random shares, test rows in the same ones; clients may have no rows",
+        "dirichlet-class:ALPHA, classes in random shares, test rows in the same shares; clients may have no rows",
         True,
         "a number more than 0, e.g. dirichlet-class:0.3",
         lambda data, n, value, rng: dirichlet_class(data.y, n, value, rng, data.n_train),
         keeps_test=True,
     ),
     "pathological": Partition(
-        "pathological:K, K classes a client, in groups of clients with the same classes and unequal sizes",
+        "pathological:K, K classes per client, in groups of clients with the same classes and unequal sizes",
         True,
         "a whole number of classes from 1, e.g. pathological:2",
         lambda data, n, value, rng: pathological(data.y, n, int(value), rng),
-        allows=_count,
+        allows=_is_count,
     ),
     "labels": Partition(
-        "labels:K, K classes a client at random, equal sizes",
+        "labels:K, K random classes per client, equal sizes",
         True,
         "a whole number of classes from 1, e.g. labels:2",
         lambda data, n, value, rng: labels(data.y, n, int(value), rng),
-        allows=_count,
+        allows=_is_count,
     ),
     "main": Partition(
         "main:K, all classes for every client, 60 % of its rows from K of them; equal sizes",
         True,
         "a whole number of classes from 1, e.g. main:2",
         lambda data, n, value, rng: main(data.y, n, int(value), rng),
-        allows=_count,
+        allows=_is_count,
     ),
     "relabel": Partition(
-        "relabel:ZETA, dirichlet:0.5 where a share 1 - ZETA of the clients have names of their own for the classes",
+        "relabel:ZETA, dirichlet:0.5 where a share 1 - ZETA of the clients have permuted labels",
         True,
-        "a number from 0 (all clients rename) to 1 (none does), e.g. relabel:0.5",
+        "a number from 0 (labels of all clients are permuted) to 1 (none are), e.g. relabel:0.5",
         lambda data, n, value, rng: dirichlet(data.y, n, 0.5, rng),
         allows=lambda value: 0 <= value <= 1,
-        finish=renamed,
+        finish=permute_labels,
     ),
     "longtail": Partition(
         "longtail:RATIO, dirichlet-class:0.3 with RATIO times as many training rows of the first class as of the last",
@@ -390,7 +388,7 @@ PARTITIONS: dict[str, Partition] = {
         lambda data, n, value, rng: dirichlet_class(data.y, n, 0.3, rng, data.n_train),
         allows=lambda value: value >= 1,
         keeps_test=True,
-        finish=thinned,
+        finish=thin_classes,
     ),
     "natural": Partition(
         "the data's own clients: all, or as many as --clients says, at random",
@@ -403,64 +401,64 @@ PARTITIONS: dict[str, Partition] = {
 }
 
 
-# --- what they are made of ---
+# --- helpers of the partitions ---
 
 
 def _check_enough(name: str, n_rows: int, n_clients: int) -> None:
     if n_rows < 2 * n_clients:
         raise UsageError(
             f"{name} cannot deal {n_rows} rows to {n_clients} clients: each needs at least 2, one to train "
-            f"and one to test on. Use at most {n_rows // 2} clients."
+            f"on and one to test on. Use at most {n_rows // 2} clients."
         )
 
 
 def _check_k(name: str, k: int, n_classes: int) -> None:
     if not 1 <= k <= n_classes:
         raise UsageError(
-            f"{name}:{k} asks for {k} classes a client; the data has {n_classes}, so use 1 to {n_classes}."
+            f"{name}:{k} asks for {k} classes per client; the data has {n_classes}, so use 1 to {n_classes}."
         )
 
 
 def _equal_part(name: str, label: int, n_rows: int, n_takers: int) -> int:
-    """Rows of a class for each of the clients that have it, at least one."""
+    """How many rows of a class each client gets that has it: at least one."""
     if n_rows < n_takers:
         raise UsageError(
             f"{name} cannot deal the {n_rows} rows of class {label} to the {n_takers} clients that need one; "
-            "use fewer clients or fewer classes a client."
+            "use fewer clients or fewer classes per client."
         )
     return n_rows // n_takers
 
 
 def _own_clients(dataset: Dataset) -> tuple[np.ndarray, np.ndarray]:
-    """The data's own clients that have rows to train on, ascending, and the client of each row."""
+    """The data's own clients that have training rows, sorted, and the client of each row."""
     if dataset.client is None:
         raise UsageError(
             f"natural needs data with clients of its own, and {dataset.name} has none. Use another partition, "
-            "e.g. dirichlet:0.1, or data that says whose each row is."
+            "e.g. dirichlet:0.1, or data with a client for each row."
         )
     return np.unique(dataset.client[: dataset.n_train]), dataset.client
 
 
-def _classes_in_turn(n_clients: int, k: int, n_classes: int, rng: np.random.Generator) -> np.ndarray:
-    """[client, class]: k classes for each client, at random among those that the fewest have."""
+def _assign_classes(n_clients: int, k: int, n_classes: int, rng: np.random.Generator) -> np.ndarray:
+    """[client, class]: k classes for each client, at random among those that the fewest clients have."""
     has = np.zeros((n_clients, n_classes), bool)
     used = np.zeros(n_classes, np.int64)
     for client in range(n_clients):
-        chosen = np.lexsort((rng.random(n_classes), used))[:k]  # the least used, so that all stay within one
+        chosen = np.lexsort((rng.random(n_classes), used))[:k]  # the least used, so that counts differ by at most one
         used[chosen] += 1
         has[client, chosen] = True
     return has
 
 
 def _main_counts(is_main: np.ndarray, k: int, supply: np.ndarray) -> np.ndarray | None:
-    """[client, class]: how many rows each client has of each class if clients are as large as can be.
+    """[client, class]: how many rows of each class each client has, for clients as large as possible.
 
-    None if there are too few rows for clients with a row of each class.
+    None if there are too few rows for every client to have one of each class.
     """
     n_clients, n_classes = is_main.shape
     n_others = n_classes - k
-    shares = np.where(is_main, 0.6 / k, 0.4 / n_others).sum(0)  # rows of each class for each row of a client
-    largest = int(min((supply + n_clients) / shares))  # rounding spares a client less than one row of a class
+    shares = np.where(is_main, 0.6 / k, 0.4 / n_others).sum(0)  # rows of each class per row of a client
+    largest = int(min((supply + n_clients) / shares))  # rounding saves less than one row per client and class
     for size in range(largest, n_classes - 1, -1):
         of_main = (6 * size + 5) // 10
         base, more = divmod(of_main, k)
@@ -471,7 +469,8 @@ def _main_counts(is_main: np.ndarray, k: int, supply: np.ndarray) -> np.ndarray 
             continue
         for client in range(n_clients):
             for mine, n in ((is_main[client], more), (~is_main[client], more_others)):
-                chosen = np.argsort(np.where(mine, -left, supply.max() + 1), kind="stable")[:n]  # most is left of these
+                # the classes with most rows left
+                chosen = np.argsort(np.where(mine, -left, supply.max() + 1), kind="stable")[:n]
                 counts[client, chosen] += 1
                 left[chosen] -= 1
         if left.min() >= 0:
@@ -480,10 +479,10 @@ def _main_counts(is_main: np.ndarray, k: int, supply: np.ndarray) -> np.ndarray 
 
 
 def _rows_of_classes(y: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
-    """The rows of each class that has any, in the order of the classes, each shuffled."""
+    """The rows of each class that has any, shuffled, in the order of the classes."""
     if y.ndim > 1:
         raise UsageError(
-            f"each row of the data has {y.shape[1]} labels, so that rows cannot be dealt by their class. "
+            f"each row of the data has {y.shape[1]} labels, so rows cannot be divided by class. "
             "Use the partition natural or iid."
         )
     order = rng.permutation(len(y))
@@ -492,14 +491,14 @@ def _rows_of_classes(y: np.ndarray, rng: np.random.Generator) -> list[np.ndarray
 
 
 def _rows_of_clients(owner: np.ndarray, n_clients: int) -> list[np.ndarray]:
-    """The rows of each client, sorted, from the client of each row (-1: nobody's)."""
+    """The rows of each client, sorted, from the client of each row (-1: none)."""
     order = np.argsort(owner, kind="stable")
     ends = np.cumsum(np.bincount(owner + 1, minlength=n_clients + 1))
     return np.split(order, ends[:-1])[1:]
 
 
-def _shares(n: int, concentration: float, rng: np.random.Generator) -> np.ndarray:
-    """Shares from a symmetric Dirichlet distribution, or its limit where floating point gives out."""
+def _draw_shares(n: int, concentration: float, rng: np.random.Generator) -> np.ndarray:
+    """Shares from a symmetric Dirichlet distribution, or from its limit where floating point fails."""
     shares = rng.dirichlet(np.full(n, concentration))
     if shares.sum() > 0:  # false for NaN
         return shares
@@ -509,19 +508,19 @@ def _shares(n: int, concentration: float, rng: np.random.Generator) -> np.ndarra
 
 
 def _cut(n_rows: int, shares: np.ndarray) -> np.ndarray:
-    """How many of the rows each share is: the rows are cut at the cumulative shares."""
+    """How many rows each share gets: the rows are cut at the cumulative shares."""
     ends = np.cumsum(shares)
-    ends /= ends[-1]  # so that the end is exactly 1, and clients without a share get nothing
-    return np.diff((ends * n_rows + 1e-9).astype(np.int64), prepend=0)  # 0.8 * 10 may come as 7.999...
+    ends /= ends[-1]  # the last is exactly 1, and clients without a share get nothing
+    return np.diff((ends * n_rows + 1e-9).astype(np.int64), prepend=0)  # 0.8 * 10 may be 7.999...
 
 
 def _fill_up(owner: np.ndarray, n_clients: int, least: int, rng: np.random.Generator) -> None:
-    """Give clients with fewer than `least` rows random ones, each from the client that is largest by then."""
+    """Give clients with fewer than `least` rows random rows, each from the client that is the largest at that time."""
     sizes = np.bincount(owner, minlength=n_clients)
     missing = np.maximum(least - sizes, 0)
     wanted = int(missing.sum())
-    # Taking rows one by one from the largest brings the largest ones down to a common height: the
-    # greatest with enough rows above it. All rows are enough for `least` each, so it is not below that.
+    # Taking rows one by one from the largest client brings the largest clients down to a common size: the greatest one
+    # with enough rows above it. There are enough rows for `least` per client, so this size is not below `least`.
     height, top = least, int(sizes.max())
     while height < top:
         middle = (height + top + 1) // 2
@@ -530,23 +529,23 @@ def _fill_up(owner: np.ndarray, n_clients: int, least: int, rng: np.random.Gener
         else:
             top = middle - 1
     given = np.maximum(sizes - height, 0)
-    too_many = int(given.sum()) - wanted  # fewer than there are givers, or the height could be greater
+    too_many = int(given.sum()) - wanted  # fewer than the clients that give, or the height could be greater
     given[rng.permutation(np.flatnonzero(given))[:too_many]] -= 1
 
     order = rng.permutation(len(owner))
     order = order[np.argsort(owner[order], kind="stable")]
-    place = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)  # of the row within its client
+    place = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)  # of each row within its client
     taken = order[place < np.repeat(given, sizes)]
     owner[rng.permutation(taken)] = np.repeat(np.arange(n_clients), missing)
 
 
-def train_and_test(
+def split_train_test(
     rows: np.ndarray, y: np.ndarray, test_share: float, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Split the rows of a client, with labels `y`: a share of each label for testing, by largest remainder.
+    """Split the rows of a client, with labels `y`: a share of each label is for testing, by largest remainder.
 
-    At least one row is for testing and one for training; a single row is for training. While it can be
-    helped, no label loses its last row for training. Rows with a label for each position are all alike.
+    At least one row is for testing and one for training; a single row is for training. If possible, every label keeps a
+    row for training. Rows with a label for each position are not told apart by label.
     """
     if len(rows) < 2:
         return rows, rows[:0]
@@ -556,11 +555,11 @@ def train_and_test(
     order = rng.permutation(len(rows))
     order = order[np.argsort(y[order], kind="stable")]
     _, counts = np.unique(y, return_counts=True)
-    lots = rng.permutation(len(counts))
+    tie_breakers = rng.permutation(len(counts))
     taken = np.floor(test_share * counts).astype(np.int64)  # leaves at least one row
     while taken.sum() < wanted:
         remainder = np.round(test_share * counts - taken, 9)
-        taken[np.lexsort((lots, -remainder, -np.minimum(counts - taken, 2)))[0]] += 1
+        taken[np.lexsort((tie_breakers, -remainder, -np.minimum(counts - taken, 2)))[0]] += 1
     place = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
     is_test = np.zeros(len(rows), bool)
     is_test[order[place < np.repeat(taken, counts)]] = True
@@ -571,23 +570,23 @@ def train_and_test(
 
 
 def split_to_json(split: Split) -> str:
-    """The text of a split file: {"train": [[row, ...], ...], "test": [...]}, one list a client.
+    """The text of a split file: {"train": [[row, ...], ...], "test": [...]}, with one list per client.
 
-    If clients have names of their own for the classes, there is also "labels": [[name of class 0, ...], ...].
+    If labels are permuted, there is also "labels": [[label of class 0, ...], ...].
     """
     parts = {part: lists for part, lists in split._asdict().items() if lists is not None}
     return json.dumps({part: [rows.tolist() for rows in lists] for part, lists in parts.items()}) + "\n"
 
 
 def read_split(path: Path, n_rows: int, n_classes: int) -> Split:
-    """The split in a file, for a data set of `n_rows` rows (those of its train part, then those of its test part)."""
+    """The split in a file, for a data set of `n_rows` rows: first its train part, then its test part."""
     try:
         content = json.loads(path.read_text("utf-8"))
     except OSError as error:
         raise DataError(f"split file {path} cannot be read: {error.strerror or error}.") from error
     except (ValueError, RecursionError) as error:
         raise DataError(f"split file {path} is not JSON: {error}.") from error
-    shape = 'it must be {"train": [[row, ...], ...], "test": [[row, ...], ...]}, one list of rows a client'
+    shape = 'it must be {"train": [[row, ...], ...], "test": [[row, ...], ...]}, with one list of rows per client'
     if not isinstance(content, dict) or set(content) - {"labels"} != {"train", "test"}:
         got = f"the keys {sorted(content)}" if isinstance(content, dict) else f"a {type(content).__name__}"
         raise DataError(f"split file {path} holds {got}; {shape}.")
@@ -598,10 +597,10 @@ def read_split(path: Path, n_rows: int, n_classes: int) -> Split:
     if n_train != n_test or n_train == 0:
         raise DataError(
             f"split file {path} has {n_train} clients in 'train' and {n_test} in 'test'; "
-            "there must be as many, and at least one."
+            "both must have the same number, at least one."
         )
-    names = content.pop("labels", None)
-    user: dict[int, str] = {}  # who uses the row
+    labels = content.pop("labels", None)
+    user: dict[int, str] = {}  # row -> part and client that use it
     for part, clients in content.items():
         for client, rows in enumerate(clients):
             here = f"{part!r} of client {client}"
@@ -615,20 +614,20 @@ def read_split(path: Path, n_rows: int, n_classes: int) -> Split:
                     raise DataError(f"split file {path}: row {row} is in {user[row]} and in {here}; use each row once.")
                 user[row] = here
     train, test = ([np.array(sorted(rows), np.int64) for rows in content[part]] for part in ("train", "test"))
-    return Split(train, test, None if names is None else _read_names(path, names, n_train, n_classes))
+    return Split(train, test, None if labels is None else _read_labels(path, labels, n_train, n_classes))
 
 
-def _read_names(path: Path, names: list[list[Any]], n_clients: int, n_classes: int) -> list[np.ndarray]:
-    """Each client's names for the classes: every one of them once."""
-    if len(names) != n_clients:
+def _read_labels(path: Path, labels: list[list[Any]], n_clients: int, n_classes: int) -> list[np.ndarray]:
+    """Each client's labels for the classes: a permutation of the labels."""
+    if len(labels) != n_clients:
         raise DataError(
-            f"split file {path} has {n_clients} clients in 'train' and {len(names)} in 'labels'; "
-            "there must be as many, or no 'labels'."
+            f"split file {path} has {n_clients} clients in 'train' and {len(labels)} in 'labels'; "
+            "both must have the same number, unless there are no 'labels'."
         )
-    for client, own in enumerate(names):
-        if not all(type(name) is int for name in own) or sorted(own) != list(range(n_classes)):
+    for client, own in enumerate(labels):
+        if not all(type(label) is int for label in own) or sorted(own) != list(range(n_classes)):
             raise DataError(
                 f"split file {path}: 'labels' of client {client} is {str(own)[:40]}; it must have "
                 f"each of the whole numbers from 0 to {n_classes - 1} once, in any order."
             )
-    return [np.array(own, np.int64) for own in names]
+    return [np.array(own, np.int64) for own in labels]

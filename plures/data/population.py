@@ -1,4 +1,4 @@
-"""Population: which client has which rows, of two tables that all clients share."""
+"""Population: all clients and which rows each of them has; all rows are in two tables."""
 
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
@@ -15,7 +15,7 @@ Rows = Literal["train", "test", "validation", "pool"]
 
 
 class Population(NamedTuple):
-    """All clients' data: two tables, and who has which rows."""
+    """The data of all clients: two tables, and which rows of them each client has."""
 
     x: Tensor
     y: Tensor
@@ -23,28 +23,28 @@ class Population(NamedTuple):
     test: list[np.ndarray]
     n_classes: int
     seed: int
-    smallest: int  # a last batch of training with fewer rows is left out
-    validation: Sequence[np.ndarray] = ()  # rows of each client that are kept apart, if any are
-    pool: np.ndarray = np.zeros(0, np.int64)  # test rows of all clients together, on which every model is tested
+    smallest: int  # in training, a last batch with fewer rows is left out
+    validation: Sequence[np.ndarray] = ()  # validation rows of each client, if there are any
+    pool: np.ndarray = np.zeros(0, np.int64)  # test rows from all clients, on which every personal model is tested
 
     def eligible(self) -> list[int]:
-        """The clients that have rows to train on; the others sit out."""
+        """The clients that have training rows; the others never take part."""
         return [i for i, rows in enumerate(self.train) if len(rows)]
 
-    def parted(self, n_new: int) -> tuple["Population", "Population | None"]:
-        """The clients that train, and the last n, which are new; None when there are none."""
+    def split_new(self, n_new: int) -> tuple["Population", "Population | None"]:
+        """The clients that train, and the last n_new clients, which are held out as new; None if n_new is 0."""
         if n_new == 0:
             return self, None
         n = len(self.train) - n_new
         if n < 1:
-            raise UsageError(f"{n_new} new clients of {len(self.train)} leave nobody to train; hold out fewer")
+            raise UsageError(f"{n_new} new clients of {len(self.train)} leave no client to train; hold out fewer")
         old = self._replace(train=self.train[:n], test=self.test[:n])
         return old, self._replace(train=self.train[n:], test=self.test[n:])
 
     def with_public(self, n_each: int) -> tuple["Population", np.ndarray]:
-        """The clients without n rows of each class, drawn from all of them, and these rows.
+        """The clients without n_each rows of each class, drawn at random from all clients, and these rows.
 
-        No client gives its first row, so that none is left without any.
+        Every client keeps its first row, so that none is left without any.
         """
         if self.y.dim() != 1:
             raise UsageError("this method needs some public rows of each class; rows with several labels have none")
@@ -54,11 +54,11 @@ class Population(NamedTuple):
         for label in range(self.n_classes):
             rows = spare[labels[spare] == label]
             public.append(rng.choice(rows, min(n_each, len(rows)), replace=False))
-        taken = np.sort(np.concatenate(public))
-        return self._replace(train=[rows[~np.isin(rows, taken)] for rows in self.train]), taken
+        drawn = np.sort(np.concatenate(public))
+        return self._replace(train=[rows[~np.isin(rows, drawn)] for rows in self.train]), drawn
 
     def with_validation(self, share: float) -> "Population":
-        """The clients without a share of their training rows, kept apart: one row at least, if a client has two."""
+        """The clients with a share of their training rows as validation rows: at least one row, if a client has two."""
         if not share:
             return self
         train, validation = [], []
@@ -70,22 +70,24 @@ class Population(NamedTuple):
         return self._replace(train=train, validation=validation)
 
     def with_pool(self, n_rows: int) -> "Population":
-        """With so many of all clients' test rows, drawn at random, or with all of them if there are no more."""
+        """The same with a pool of n_rows test rows, drawn at random from all clients; all rows if there are fewer."""
         rows = np.unique(np.concatenate(self.test)) if self.test else self.pool
         if len(rows) > n_rows:
             rows = np.sort(seeds.generator(self.seed, "pool").choice(rows, n_rows, replace=False))
         return self._replace(pool=rows)
 
     def rows_of(self, client: int, part: Rows) -> np.ndarray:
+        """The rows of a client; those of the pool are the same for all clients."""
         if part == "pool":
             return self.pool
         return {"train": self.train, "test": self.test, "validation": self.validation}[part][client]
 
     def sizes(self) -> Tensor:
+        """[client], numbers of training rows."""
         return torch.tensor([len(rows) for rows in self.train])
 
     def shards(self, ids: Sequence[int], part: Rows, purpose: str, round: int) -> Shard:
-        """The shards of some clients, stacked (but for the tables)."""
+        """The shards of some clients, stacked except for the tables."""
         own = [self.rows_of(i, part) for i in ids]
         sizes = np.array([len(rows) for rows in own])
         rows = np.zeros((len(own), max(1, int(sizes.max(initial=0)))), np.int64)

@@ -1,4 +1,4 @@
-"""Readers: .npz files, and folders with one .npz, .csv or .txt file for each client."""
+"""Readers: .npz files, and folders with one .npz, .csv or .txt file per client."""
 
 import csv
 import math
@@ -10,11 +10,13 @@ import numpy as np
 
 from plures.data import text
 from plures.data.dataset import Dataset, check, check_range
-from plures.errors import DataError
+from plures.errors import DataError, UsageError
 
-LEAST_WINDOWS = 3  # rows that a client of text must have: some to train and one to be tested on
-KEYS = ("x", "y", "client", "is_test")  # of an .npz file
-_WIDEST = 1_000_000  # a larger label or token is an identifier or a hash, and would ask for a model of that width
+Arrays = tuple[Any, ...] | dict[str, Any]  # (x, y), (x, y, client), or arrays by name
+
+LEAST_WINDOWS = 3  # rows that a client with text must have: some to train on, and one to test on
+KEYS = ("x", "y", "client", "is_test")  # arrays in an .npz file
+_WIDEST = 1_000_000  # larger labels and tokens are probably identifiers or hashes, and would need a model of that width
 
 
 def scale(x: np.ndarray, largest: int) -> np.ndarray:
@@ -39,6 +41,7 @@ def read_npz(name: str, path: Path) -> Dataset:
 
 
 def from_arrays(name: str, arrays: dict[str, np.ndarray]) -> Dataset:
+    """The data set that these arrays hold, checked."""
     missing = [key for key in ("x", "y") if key not in arrays]
     if missing:
         raise DataError(
@@ -54,11 +57,26 @@ def from_arrays(name: str, arrays: dict[str, np.ndarray]) -> Dataset:
         check_range(name, "token", x, _WIDEST)
     n_classes, n_tokens = int(y.max(initial=-1)) + 1, int(x.max(initial=-1)) + 1 if is_tokens else 0
     dataset = Dataset(name, x, y, n_classes, len(y), client, n_tokens)
-    check(dataset)  # before the rows change places, so that messages name them as the file does
+    check(dataset)  # before rows are reordered, so that messages number them as in the file
     if "is_test" not in arrays:
         return dataset
     _check_is_test(name, arrays["is_test"], len(y))
-    return _train_first(dataset, arrays["is_test"])
+    return _put_train_first(dataset, arrays["is_test"])
+
+
+def as_dataset(name: str, data: "Dataset | Arrays") -> Dataset:
+    """A data set from what Python users have: one already, a tuple (x, y) or (x, y, client), or a dict of arrays."""
+    if isinstance(data, Dataset):
+        data = data._replace(x=_rows(data.name, data.x))
+        check(data)
+        return data
+    if isinstance(data, tuple):
+        if len(data) not in (2, 3):
+            raise UsageError(f"data as a tuple is (x, y) or (x, y, client), got {len(data)} items")
+        data = dict(zip(("x", "y", "client"), data, strict=False))
+    if not isinstance(data, dict):
+        raise UsageError(f"data is a name, a path, a Dataset, a tuple or a dict of arrays, got {type(data).__name__}")
+    return from_arrays(name, {key: np.asarray(value) for key, value in data.items()})
 
 
 def _check_is_test(name: str, is_test: np.ndarray, n_rows: int) -> None:
@@ -69,8 +87,8 @@ def _check_is_test(name: str, is_test: np.ndarray, n_rows: int) -> None:
         )
 
 
-def _train_first(dataset: Dataset, is_test: np.ndarray) -> Dataset:
-    """The data set with the rows that are not for testing first, each part in its order."""
+def _put_train_first(dataset: Dataset, is_test: np.ndarray) -> Dataset:
+    """The data set with training rows first and test rows after them, each part in its order."""
     name, x, y, client = dataset.name, dataset.x, dataset.y, dataset.client
     order = np.argsort(is_test, kind="stable")
     n_train = len(y) - int(is_test.sum())
@@ -81,13 +99,13 @@ def _train_first(dataset: Dataset, is_test: np.ndarray) -> Dataset:
 
 
 def _rows(name: str, x: np.ndarray) -> np.ndarray:
-    """x as a model takes it."""
+    """x in the form that models take."""
     if x.ndim < 2:
         raise DataError(f"{name}: 'x' has shape {x.shape}; it needs a first axis of rows and at least one more.")
     if x.dtype == np.uint8:
         return scale(x[:, None] if x.ndim == 3 else x, 255)
     if x.dtype.kind == "f":
-        with np.errstate(over="ignore"):  # what is too large for float32 becomes infinity, which `check` reports
+        with np.errstate(over="ignore"):  # numbers too large for float32 become infinity, which `check` reports
             return np.ascontiguousarray(x, dtype=np.float32)
     if np.can_cast(x.dtype, np.int64) and x.dtype.kind in "iu":
         return np.ascontiguousarray(x, dtype=np.int64)
@@ -95,18 +113,26 @@ def _rows(name: str, x: np.ndarray) -> np.ndarray:
 
 
 def _integers(name: str, key: str, column: np.ndarray, or_shape: tuple[int, ...]) -> np.ndarray:
-    """A number for each row, or else numbers of the given shape."""
+    """An integer for each row, or integers of the shape `or_shape`."""
     if column.ndim != 1 and (column.ndim == 0 or column.shape != or_shape):
-        besides = f", or the shape {or_shape} of x, a number for each token" if or_shape else ""
-        raise DataError(f"{name}: {key!r} has shape {column.shape}; it needs one axis, a number for each row{besides}.")
+        besides = f", or the shape {or_shape} of x, with a number for each token" if or_shape else ""
+        raise DataError(
+            f"{name}: {key!r} has shape {column.shape}; it needs one axis, with a number for each row{besides}."
+        )
     if column.dtype.kind not in "iu" or not np.can_cast(column.dtype, np.int64):
-        raise DataError(f"{name}: {key!r} has type {column.dtype}; it must be integers of at most 64 bits with a sign.")
+        raise DataError(f"{name}: {key!r} has type {column.dtype}; it must be integers that fit in int64.")
     return column.astype(np.int64)
 
 
 def read_arrays(file: Path | IO[bytes], name: str, keys: tuple[str, ...]) -> dict[str, np.ndarray]:
-    """The arrays of an .npz file that a data set is made of."""
-    # A broken file makes numpy raise nearly anything, from BadZipFile to SyntaxError: hence `Exception`.
+    """Those arrays of an .npz file whose names are in `keys`."""
+    if isinstance(file, Path):
+        try:
+            with open(file, "rb") as opened:  # numpy would leave a broken file open
+                return read_arrays(opened, name, keys)
+        except OSError as error:
+            raise DataError(f"{name} is not an .npz file that can be read: {error.strerror or error}.") from error
+    # For a broken file numpy may raise nearly anything, from BadZipFile to SyntaxError: hence `Exception`.
     try:
         archive: Any = np.load(file, allow_pickle=False)
     except Exception as error:
@@ -128,16 +154,16 @@ def read_arrays(file: Path | IO[bytes], name: str, keys: tuple[str, ...]) -> dic
                 raise DataError(
                     f"{name}: {key!r} cannot be read: {error}. Write it as an array of numbers with numpy.savez."
                 ) from error
-            if not isinstance(arrays[key], np.ndarray):  # bytes, when it is no array to numpy
+            if not isinstance(arrays[key], np.ndarray):  # numpy returns bytes for what is not an array
                 raise DataError(f"{name}: {key!r} is not an array. Write it as an array of numbers with numpy.savez.")
     return arrays
 
 
-# --- folders with one file a client ---
+# --- folders with one file per client ---
 
 
 def read_folder(name: str, folder: Path) -> Dataset:
-    """One file for each client, named like it: all of them .npz, all .csv or all .txt.
+    """One file per client, with the name of the client: all of them .npz, all .csv or all .txt.
 
     An .npz file holds `x` and `y`, and may hold `is_test`. A .csv file has a row of numbers and a label in
     each line, after a header if there is one; the label is in the column `label` or `y`, or else in the
@@ -169,15 +195,15 @@ def _read_npz_files(name: str, files: list[Path]) -> Dataset:
                 f"{first.y.shape[1:]}. Make them alike in all files."
             )
         if (is_test is None) != (tests[0] is None):
-            raise DataError(f"'is_test' is in one of {file} and {files[0].name} only. Put it into all files, or none.")
+            raise DataError(f"'is_test' is in only one of {file} and {files[0].name}. Put it into all files, or none.")
         if is_test is not None:
             _check_is_test(str(file), is_test, len(part.y))
-    joined = _joined(name, files, [part.x for part in parts], [part.y for part in parts])
-    joined = joined._replace(
+    dataset = _join(name, files, [part.x for part in parts], [part.y for part in parts])
+    dataset = dataset._replace(
         n_classes=max(part.n_classes for part in parts), n_tokens=max(part.n_tokens for part in parts)
     )
     given = [is_test for is_test in tests if is_test is not None]
-    return _train_first(joined, np.concatenate(given)) if given else joined
+    return _put_train_first(dataset, np.concatenate(given)) if given else dataset
 
 
 def _read_csv_files(name: str, files: list[Path]) -> Dataset:
@@ -186,17 +212,17 @@ def _read_csv_files(name: str, files: list[Path]) -> Dataset:
     for file, table in zip(files, tables, strict=True):
         if len(table.rows[0]) != n_columns or table.header != header:
             raise DataError(
-                f"{file} has {len(table.rows[0])} columns and {_told(table.header)}, but {files[0].name} has "
-                f"{n_columns} and {_told(header)}. Make them alike in all files."
+                f"{file} has {len(table.rows[0])} columns and {_header_text(table.header)}, but {files[0].name} has "
+                f"{n_columns} and {_header_text(header)}. Make them alike in all files."
             )
     at = next((header.index(key) for key in ("label", "y") if key in header), n_columns - 1)
     x = [_numbers(file, table, at) for file, table in zip(files, tables, strict=True)]
     y, n_classes = _labels(files, tables, at)
-    return _joined(name, files, x, y)._replace(n_classes=n_classes)
+    return _join(name, files, x, y)._replace(n_classes=n_classes)
 
 
 def read_txt_files(name: str, files: list[Path]) -> Dataset:
-    """Rows of characters, labelled with the ones that follow. Files too short for LEAST_WINDOWS are left out."""
+    """Rows of characters, labelled with the next characters. Files with fewer than LEAST_WINDOWS rows are left out."""
     texts = []
     for file in files:
         try:
@@ -211,16 +237,16 @@ def read_txt_files(name: str, files: list[Path]) -> Dataset:
             f"{name}: none of {len(files)} files has the {LEAST_WINDOWS * text.WINDOW + 1} characters that make "
             f"{LEAST_WINDOWS} rows of {text.WINDOW}. Use longer texts."
         )
-    n_tokens = 1 + len(characters)  # also one for what is not among them
-    joined = _joined(name, [files[i] for i in kept], [pairs[i][0] for i in kept], [pairs[i][1] for i in kept])
-    return joined._replace(n_classes=n_tokens, n_tokens=n_tokens)
+    n_tokens = 1 + len(characters)  # one more for other characters
+    dataset = _join(name, [files[i] for i in kept], [pairs[i][0] for i in kept], [pairs[i][1] for i in kept])
+    return dataset._replace(n_classes=n_tokens, n_tokens=n_tokens)
 
 
 _FOLDERS = {".npz": _read_npz_files, ".csv": _read_csv_files, ".txt": read_txt_files}
 
 
-def _joined(name: str, files: list[Path], x: list[np.ndarray], y: list[np.ndarray]) -> Dataset:
-    """The rows of all files, with a client for each file. The number of classes is left to the caller."""
+def _join(name: str, files: list[Path], x: list[np.ndarray], y: list[np.ndarray]) -> Dataset:
+    """The rows of all files, with one client per file. The caller sets the number of classes."""
     client = np.repeat(np.arange(len(files)), [len(part) for part in y])
     names = tuple(file.stem for file in files)
     return Dataset(name, np.concatenate(x), np.concatenate(y), 0, len(client), client, 0, names)
@@ -234,11 +260,11 @@ class _Table(NamedTuple):
 
     header: list[str]  # in lower case; empty if the file has none
     rows: list[list[str]]
-    lines: list[int]  # where each row is in the file
+    lines: list[int]  # the line of each row in the file
 
 
 def csv_rows(path: Path) -> list[tuple[int, list[str]]]:
-    """The number of the line and the cells, for each line that is not empty."""
+    """(number of the line, cells) for each line that is not empty."""
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file)
@@ -248,7 +274,7 @@ def csv_rows(path: Path) -> list[tuple[int, list[str]]]:
 
 
 def _read_table(path: Path) -> _Table:
-    """A table whose rows are as long as each other. Its first line is a header if it names a `label` or no number."""
+    """A table whose rows have equal lengths. Its first line is a header if it has a column `label` or no number."""
     found = csv_rows(path)
     header = [cell.strip().lower() for cell in found[0][1]] if found else []
     if "label" not in header and any(_is_number(cell) for cell in header):
@@ -261,12 +287,12 @@ def _read_table(path: Path) -> _Table:
         if len(row) != width or width < 2:
             raise DataError(
                 f"{path}, line {line}: {len(row)} cells, the first line has {width}. "
-                "Each row must have as many, at least a number and a label, with commas between."
+                "All rows must have the same number of cells, at least a number and a label, with commas between."
             )
     return _Table(header, [row for _, row in found], [line for line, _ in found])
 
 
-def _told(header: list[str]) -> str:
+def _header_text(header: list[str]) -> str:
     return f"the header {','.join(header)}" if header else "no header"
 
 
@@ -279,7 +305,7 @@ def _is_number(cell: str) -> bool:
 
 
 def _numbers(file: Path, table: _Table, label_at: int) -> np.ndarray:
-    """All columns but that of the label."""
+    """All columns except the label."""
     cells = [row[:label_at] + row[label_at + 1 :] for row in table.rows]
     numbers = np.array([[float(cell) if _is_number(cell) else math.nan for cell in row] for row in cells])
     bad = ~(np.abs(numbers) <= np.finfo(np.float32).max)
@@ -287,13 +313,13 @@ def _numbers(file: Path, table: _Table, label_at: int) -> np.ndarray:
         row, column = np.argwhere(bad)[0]
         raise DataError(
             f"{file}, line {table.lines[row]}: {cells[row][column][:40]!r} is not a finite number (as a 32-bit float). "
-            "All cells but the label must be."
+            "All cells except the label must be."
         )
     return numbers.astype(np.float32)
 
 
 def _labels(files: list[Path], tables: list[_Table], label_at: int) -> tuple[list[np.ndarray], int]:
-    """The labels of each file and the number of classes. Words are numbered in their order over all files."""
+    """The labels of each file, and the number of classes. Labels that are words are numbered in alphabetical order."""
     words = [[row[label_at].strip() for row in table.rows] for table in tables]
     are_numbers = _is_number(words[0][0])
     for file, table, column in zip(files, tables, words, strict=True):

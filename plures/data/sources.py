@@ -1,4 +1,4 @@
-"""Sources: the data sets that are known by name, in their publishers' layout, and where they are looked for."""
+"""Sources: data sets that are known by name, how their files are read, and where these are looked for."""
 
 import gzip
 import importlib.resources
@@ -7,16 +7,30 @@ import os
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from plures.data import text
 from plures.data.dataset import Dataset, check, check_range
-from plures.data.readers import KEYS, csv_rows, from_arrays, read_arrays, read_folder, read_npz, read_txt_files, scale
+from plures.data.readers import (
+    KEYS,
+    as_dataset,
+    csv_rows,
+    from_arrays,
+    read_arrays,
+    read_folder,
+    read_npz,
+    read_txt_files,
+    scale,
+)
 from plures.errors import DataError, unknown
+from plures.registry import Registry
 
-NEWS_WORDS = 200  # of a row of news; what is longer is cut
+# Data sets of other packages: functions without arguments that return a Dataset, or arrays as `as_dataset` takes them.
+REGISTERED: Registry[Callable[[], Any]] = Registry("data set", "plures.data", {})
+
+NEWS_WORDS = 200  # words per row of AG News; longer texts are cut
 
 
 class Source(NamedTuple):
@@ -24,15 +38,15 @@ class Source(NamedTuple):
 
     description: str
     reader: Callable[[str, Path], Dataset]
-    place: str | None  # a folder or a file inside the data folder; None: it comes with the package
-    needs: str  # what must be there
+    place: str | None  # a folder or a file inside the data folder; None if it comes with the package
+    needs: str  # which files must be there
 
 
 def load(name_or_path: str, data_dir: Path | None = None) -> Dataset:
-    """The data set of this name, in this .npz file, or in this folder of one file a client.
+    """The data set of this name, in this .npz file, or in this folder with one file per client.
 
     Names are looked up in `data_dir`, or else $PLURES_DATA, or else the folder plures of the user's
-    cache. An .npz file holds `x` (one row for each example) and `y` (labels from 0), and may hold
+    cache. An .npz file holds `x` (one row per example) and `y` (labels from 0), and may hold
     `client` (an integer for each row) and `is_test` (0 or 1 for each row). `x` of type uint8 is read
     as images, scaled to [-1, 1]; other integers stay integers, as tokens, and then `y` may have a label
     for each of them. A folder has one .npz, .csv or .txt file for each client, as `read_folder` says.
@@ -40,6 +54,10 @@ def load(name_or_path: str, data_dir: Path | None = None) -> Dataset:
     if name_or_path in DATA:
         source = DATA[name_or_path]
         dataset = source.reader(name_or_path, data_folder(data_dir) / (source.place or ""))
+        check(dataset)
+        return dataset
+    if name_or_path in REGISTERED:
+        dataset = as_dataset(name_or_path, REGISTERED[name_or_path]())
         check(dataset)
         return dataset
     path = Path(os.path.expanduser(name_or_path))
@@ -50,9 +68,9 @@ def load(name_or_path: str, data_dir: Path | None = None) -> Dataset:
     if path.exists():
         raise DataError(
             f"{name_or_path} is not an .npz file or a folder. Save the data with numpy.savez(path, x=..., y=...), "
-            f"make a folder with one .npz, .csv or .txt file a client, or name one of: {', '.join(DATA)}."
+            f"make a folder with one .npz, .csv or .txt file per client, or name one of: {', '.join(DATA)}."
         )
-    raise unknown("data", name_or_path, DATA)
+    raise unknown("data", name_or_path, [*DATA, *REGISTERED])
 
 
 def data_folder(data_dir: Path | None = None) -> Path:
@@ -98,7 +116,7 @@ def _read_cifar100(name: str, folder: Path) -> Dataset:
 
 
 def _images(name: str, parts: list[tuple[np.ndarray, np.ndarray]], n_classes: int) -> Dataset:
-    """A data set from parts of images (uint8) and labels, of which the last one is the test part."""
+    """A data set from parts of images (uint8) and labels; the last part is the test part."""
     y = np.concatenate([labels for _, labels in parts]).astype(np.int64)
     x = scale(np.concatenate([images for images, _ in parts]), 255)
     return Dataset(name, x, y, n_classes, len(y) - len(parts[-1][1]), None)
@@ -106,7 +124,7 @@ def _images(name: str, parts: list[tuple[np.ndarray, np.ndarray]], n_classes: in
 
 def _read_idx(name: str, folder: Path, file: str, n_axes: int) -> tuple[Path, np.ndarray]:
     """The array in an idx file of unsigned bytes, gzipped or not."""
-    path, content = _content(name, folder, [f"{file}.gz", file])
+    path, content = _read_first(name, folder, [f"{file}.gz", file])
     header = 4 + 4 * n_axes
     magic = 0x0800 + n_axes  # 08: unsigned bytes; then the number of axes
     if int.from_bytes(content[:4], "big") != magic:
@@ -124,8 +142,8 @@ def _read_idx(name: str, folder: Path, file: str, n_axes: int) -> tuple[Path, np
 
 
 def _read_records(name: str, folder: Path, file: str, n_labels: int, n_classes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Images and labels of a file of records: `n_labels` bytes, of which the last one counts, then 3x32x32 bytes."""
-    path, content = _content(name, folder, [file])
+    """Images and labels of a file of records: `n_labels` bytes, the last of which is the label, then 3x32x32 bytes."""
+    path, content = _read_first(name, folder, [file])
     length = n_labels + 3 * 32 * 32
     if len(content) == 0 or len(content) % length:
         raise DataError(
@@ -138,7 +156,7 @@ def _read_records(name: str, folder: Path, file: str, n_labels: int, n_classes: 
     return records[:, n_labels:].reshape(-1, 3, 32, 32), labels
 
 
-def _content(name: str, folder: Path, files: list[str]) -> tuple[Path, bytes]:
+def _read_first(name: str, folder: Path, files: list[str]) -> tuple[Path, bytes]:
     """The bytes of the first of `files` that is in the folder, unpacked if its name ends in .gz."""
     path = _find(name, folder, files)
     try:
@@ -153,13 +171,13 @@ def _find(name: str, folder: Path, files: list[str]) -> Path:
     for file in files:
         if os.path.exists(folder / file):
             return folder / file
-    raise _missing(name, folder, " or ".join(files))
+    raise _missing_error(name, folder, " or ".join(files))
 
 
-def _missing(name: str, folder: Path, what: str) -> DataError:
+def _missing_error(name: str, folder: Path, what: str) -> DataError:
     return DataError(
-        f"{name} needs {what}, which is not in {folder}, the folder searched. "
-        f"Put there {DATA[name].needs}, or set PLURES_DATA to the folder that holds {DATA[name].place}."
+        f"{name} needs {what}, which is not in {folder}. "
+        f"Put {DATA[name].needs} there, or set PLURES_DATA to the folder that holds {DATA[name].place}."
     )
 
 
@@ -180,7 +198,7 @@ def _read_femnist(name: str, path: Path) -> Dataset:
 
 
 def _read_agnews(name: str, folder: Path) -> Dataset:
-    """News as words. The vocabulary has every word of the train part."""
+    """News as words. The vocabulary holds every word of the train part."""
     labels: list[int] = []
     news: list[list[str]] = []
     n_train = 0
@@ -196,14 +214,14 @@ def _read_agnews(name: str, folder: Path) -> Dataset:
             labels.append(int(row[0]) - 1)
             news.append(text.words(f"{row[1]} {row[2]}"))
     tokens = text.word_tokens(news[:n_train])
-    x, y = text.padded(news, tokens, NEWS_WORDS), np.array(labels, np.int64)
+    x, y = text.pad(news, tokens, NEWS_WORDS), np.array(labels, np.int64)
     return Dataset(name, x, y, 4, n_train, None, text.UNKNOWN + 1 + len(tokens))
 
 
 def _read_shakespeare(name: str, folder: Path) -> Dataset:
     files = sorted(folder.glob("*.txt"), key=lambda file: file.stem)
     if not files:
-        raise _missing(name, folder, "a .txt file for each speaker")
+        raise _missing_error(name, folder, "a .txt file for each speaker")
     return read_txt_files(name, files)
 
 
@@ -214,50 +232,50 @@ _IDX_FILES = ", ".join(
 
 DATA: dict[str, Source] = {
     "digits": Source(
-        "1,797 handwritten digits of 8x8 pixels in 10 classes; comes with the package", _read_digits, None, "nothing"
+        "1,797 handwritten digits, 8x8 pixels, in 10 classes; comes with the package", _read_digits, None, "nothing"
     ),
     "mnist": Source(
-        "70,000 handwritten digits of 28x28 pixels in 10 classes",
+        "70,000 handwritten digits, 28x28 pixels, in 10 classes",
         _read_idx_set,
         "mnist",
         f"the MNIST files {_IDX_FILES}",
     ),
     "fashion-mnist": Source(
-        "70,000 pictures of clothes of 28x28 pixels in 10 classes",
+        "70,000 images of clothes, 28x28 pixels, in 10 classes",
         _read_idx_set,
         "fashion-mnist",
         f"the Fashion-MNIST files {_IDX_FILES} (github.com/zalandoresearch/fashion-mnist)",
     ),
     "cifar10": Source(
-        "60,000 colour pictures of 32x32 pixels in 10 classes",
+        "60,000 colour images, 32x32 pixels, in 10 classes",
         _read_cifar10,
         "cifar-10-batches-bin",
         "data_batch_1.bin to data_batch_5.bin and test_batch.bin of the CIFAR-10 binary version "
         "(www.cs.toronto.edu/~kriz/cifar.html)",
     ),
     "cifar100": Source(
-        "60,000 colour pictures of 32x32 pixels in 100 classes",
+        "60,000 colour images, 32x32 pixels, in 100 classes",
         _read_cifar100,
         "cifar-100-binary",
         "train.bin and test.bin of the CIFAR-100 binary version (www.cs.toronto.edu/~kriz/cifar.html)",
     ),
     "femnist": Source(
-        "handwritten digits and letters of 28x28 pixels in 62 classes; own clients: the writers",
+        "handwritten digits and letters, 28x28 pixels, in 62 classes; the writers are its clients",
         _read_femnist,
         "femnist.npz",
-        "the images of FEMNIST (leaf.cmu.edu) as one .npz file with the arrays x (28x28 bytes a row), y (0 to 61), "
+        "the images of FEMNIST (leaf.cmu.edu) as one .npz file with the arrays x (28x28 bytes per row), y (0 to 61), "
         "client (the number of the writer) and is_test (0 or 1)",
     ),
     "agnews": Source(
-        f"127,600 news of at most {NEWS_WORDS} words in 4 classes",
+        f"127,600 news texts of at most {NEWS_WORDS} words in 4 classes",
         _read_agnews,
         "ag_news_csv",
         "train.csv and test.csv of the AG News topic classification data set (class, title, description)",
     ),
     "shakespeare": Source(
-        f"the next character in {text.WINDOW} characters of Shakespeare's plays; own clients: the speakers",
+        f"predict the next character in Shakespeare's plays, {text.WINDOW} per row; the speakers are its clients",
         _read_shakespeare,
         "shakespeare",
-        "one .txt file for each speaking role with all that it says",
+        "one .txt file with all lines of a speaking role, for each role",
     ),
 }

@@ -1,4 +1,4 @@
-"""Text as tokens: words for classifying it, characters for predicting the next one."""
+"""Text as tokens: words for classification, characters for predicting the next one."""
 
 import re
 from collections import Counter
@@ -6,22 +6,22 @@ from collections.abc import Iterable
 
 import numpy as np
 
-PADDING, UNKNOWN = 0, 1  # the tokens before the words
-OTHER = 0  # the token before the characters: any character that the vocabulary does not have
-WINDOW = 80  # characters of a row
+PADDING, UNKNOWN = 0, 1  # tokens of words: padding, and words that are not in the vocabulary
+OTHER = 0  # token of characters that are not in the vocabulary
+WINDOW = 80  # characters per row
 
-# Marks are words of their own; quotes, colons and semicolons only separate. So does the backslash, by
-# which AG News writes the end of a line.
+# Punctuation marks are words of their own; quotes, colons and semicolons only separate words. So does the backslash,
+# which stands for the end of a line in AG News.
 _WORD = re.compile(r"[.,()!?']|[^\s.,()!?'\";:\\]+")
 
 
 def words(text: str) -> list[str]:
-    """The words of a text in lower case, with punctuation apart."""
+    """The words of a text in lower case; punctuation marks are separate words."""
     return _WORD.findall(text.lower())
 
 
 def word_tokens(texts: Iterable[list[str]]) -> dict[str, int]:
-    """A token for each word, the more frequent the smaller, equally frequent ones in the order of the alphabet."""
+    """A token for each word: frequent words have smaller tokens, equally frequent words are in alphabetical order."""
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(text)
@@ -29,8 +29,8 @@ def word_tokens(texts: Iterable[list[str]]) -> dict[str, int]:
     return {word: UNKNOWN + 1 + place for place, word in enumerate(ordered)}
 
 
-def padded(texts: list[list[str]], tokens: dict[str, int], length: int) -> np.ndarray:
-    """[text, length] tokens: the first words of each text, then padding."""
+def pad(texts: list[list[str]], tokens: dict[str, int], length: int) -> np.ndarray:
+    """[text, length]: the tokens of the first words of each text, then padding."""
     rows = np.full((len(texts), length), PADDING, np.int64)
     for row, text in zip(rows, texts, strict=True):
         known = [tokens.get(word, UNKNOWN) for word in text[:length]]
@@ -39,7 +39,7 @@ def padded(texts: list[list[str]], tokens: dict[str, int], length: int) -> np.nd
 
 
 def alphabet(texts: Iterable[str]) -> str:
-    """All characters of the texts, in their order in Unicode. The token of each is its place, counted from 1."""
+    """All characters of the texts, in Unicode order. The token of a character is its position, counted from 1."""
     found: set[str] = set()
     for text in texts:
         found.update(text)
@@ -47,9 +47,9 @@ def alphabet(texts: Iterable[str]) -> str:
 
 
 def windows(text: str, characters: str) -> tuple[np.ndarray, np.ndarray]:
-    """[row, WINDOW] tokens of the text, cut without overlap, and of the character that follows each of them.
+    """Two arrays [row, WINDOW]: the tokens of the text, cut without overlap, and the token that follows each of them.
 
-    What is left at the end of the text, less than a window and the character after it, is not used.
+    The end of the text is not used if it is shorter than a window and the character after it.
     """
     known, codes = _code_points(characters), _code_points(text)
     tokens = np.where(np.isin(codes, known), np.searchsorted(known, codes) + 1, OTHER)

@@ -11,7 +11,7 @@ from torch import Tensor
 from plures import tree
 from plures.data.batches import Batch
 from plures.engine import eager
-from plures.engine.choice import Engine, Usage, count, current, metered, using
+from plures.engine.choice import Engine, Meter, Usage, count, count_flops, current, is_metered, metered, using
 from plures.engine.costs import GROUP_BYTES, Cost, Size, convolutions, cost_of, is_faster_alone
 from plures.engine.eager import Signature, over_clients
 from plures.engine.gradients import Gradient
@@ -27,6 +27,7 @@ __all__ = [
     "Gradient",
     "KernelCount",
     "Live",
+    "Meter",
     "Signature",
     "Size",
     "Step",
@@ -38,9 +39,11 @@ __all__ = [
     "convolutions",
     "cost_of",
     "count",
+    "count_flops",
     "current",
     "eager_step",
     "is_faster_alone",
+    "is_metered",
     "metered",
     "name_of",
     "over_clients",

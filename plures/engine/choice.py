@@ -83,10 +83,10 @@ class Usage(NamedTuple):
 
 
 class Meter:
-    """Adds up usage."""
+    """Adds up what is spent while it is open."""
 
     def __init__(self) -> None:
-        self.total = Usage()
+        self.usage, self.flops = Usage(), 0
 
 
 _open: list[Meter] = []  # the last one counts
@@ -94,17 +94,31 @@ _open: list[Meter] = []  # the last one counts
 
 @contextmanager
 def metered() -> Iterator[Meter]:
-    """Count the steps that are run in here."""
+    """Count the steps and FLOPs of what is run in here. Meters may be nested: what an inner one counts, all count."""
     meter = Meter()
     _open.append(meter)
     try:
         yield meter
     finally:
         _open.pop()
+        if _open:
+            _open[-1].usage = _open[-1].usage.plus(meter.usage)
+            _open[-1].flops += meter.flops
 
 
 def count(n_steps: int, why_eager: Sequence[str] = (), notes: Sequence[str] = ()) -> None:
     """Some steps were run: traced, or eager for a reason. Notes are kept beside the reasons."""
     if _open:
         n_traced = 0 if why_eager else n_steps
-        _open[-1].total = _open[-1].total.plus(Usage(n_traced, n_steps - n_traced, (*why_eager, *notes)))
+        _open[-1].usage = _open[-1].usage.plus(Usage(n_traced, n_steps - n_traced, (*why_eager, *notes)))
+
+
+def is_metered() -> bool:
+    """Whether anybody counts."""
+    return bool(_open)
+
+
+def count_flops(n: int) -> None:
+    """Some arithmetic was done."""
+    if _open:
+        _open[-1].flops += n

@@ -1,7 +1,7 @@
-"""A client's half of a run: its rows, its private state on its own disk, and its answers to the server.
+"""The client side of a run: its rows, its private state on its own disk, and its answers to the server.
 
-Rows and state never leave. An answer holds the tensors that the method uploads, which are compared with the list of
-what travels before they are sent, and numbers: how many rows, the loss, the hits on test rows.
+Rows and state never leave the client. An answer holds the tensors that the method uploads, which are checked against
+the list of what may be sent, and some numbers: the number of rows, the loss, the hits on test rows.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ from plures.simulate.stacking import as_stack
 from plures.simulate.work import Job, Kind, Work, personal_function
 from plures.tree import Tree
 
-MOST_BYTES = 8 << 30  # of a message from the server
+MOST_BYTES = 8 << 30  # largest size of a message from the server
 
 
 class Membership(NamedTuple):
@@ -47,13 +47,13 @@ class Membership(NamedTuple):
     folder: Path
 
     def do(self, kind: Kind, asked: wire.RoundRequest, received: Tree, state: Tree) -> dict[str, Tree]:
-        """One of the things that clients do, with the rows and the keys of a round."""
+        """Train or score, with the rows and the random keys of a round."""
         job = Job(kind, asked.round, False, 0, [0], [asked.client])
         return self.work.compute(job, Same(received), as_stack(state))[0]
 
 
 class Client:
-    """Answers messages. All that it remembers is on disk, so it may be killed at any time."""
+    """Answers messages. All of its state is on disk, so it may be killed at any time."""
 
     def __init__(
         self,
@@ -64,22 +64,22 @@ class Client:
         own_models: tuple[str, ...] = (),
         own_methods: tuple[str, ...] = (),
     ) -> None:
-        """`own_models` and `own_methods` are code of this client, module:Class, that a server may ask for."""
+        """`own_models` and `own_methods` name code on this machine, as module:Class, that a server may ask for."""
         self.name, self.folder, self.say = name, folder, say
         self.own_models, self.own_methods = own_models, own_methods
         self.data = sources.load(str(data))
         self._memberships: dict[str, Membership] = {}
-        self._last = (b"", b"")  # the last message, as its hash, and the answer to it
+        self._last = (b"", b"")  # hash of the last message, and the answer to it
 
     def answer(self, message: bytes) -> bytes:
-        """The answer to a message. Whatever goes wrong, no word of it leaves but the type of the error."""
+        """The answer to a message. If an error occurs, only its type is sent, never its text."""
         key = hashlib.blake2b(message).digest()
-        if key != self._last[0]:  # else it was sent twice
+        if key != self._last[0]:  # else the message was sent twice
             try:
                 self._last = (key, self._answer(message))
             except Exception as error:
-                said = str(error) if isinstance(error, Refused | UsageError | DataError) else traceback.format_exc()
-                self.say(f"a message could not be answered: {said}")
+                reason = str(error) if isinstance(error, Refused | UsageError | DataError) else traceback.format_exc()
+                self.say(f"a message could not be answered: {reason}")
                 return wire.pack(wire.ErrorReply(error=type(error).__name__), {})
         return self._last[1]
 
@@ -87,14 +87,14 @@ class Client:
         fields, tensors = wire.unpack(message, MOST_BYTES)
         kind = fields.get("kind")
         if kind == "hello":
-            return self._hello(wire.check_fields(wire.HelloRequest, fields))
+            return self._answer_hello(wire.check_fields(wire.HelloRequest, fields))
         if kind == "round":
-            return self._round(wire.check_fields(wire.RoundRequest, fields), tensors)
+            return self._answer_round(wire.check_fields(wire.RoundRequest, fields), tensors)
         if kind == "adapt":
-            return self._adapt(wire.check_fields(wire.AdaptRequest, fields), tensors)
-        raise Refused("its kind is none that is known")
+            return self._answer_adapt(wire.check_fields(wire.AdaptRequest, fields), tensors)
+        raise Refused("its kind is unknown")
 
-    def _hello(self, asked: wire.HelloRequest) -> bytes:
+    def _answer_hello(self, asked: wire.HelloRequest) -> bytes:
         data = self.data
         train, test = own_rows(data, asked.seed, asked.test_share)
         return wire.pack(
@@ -113,13 +113,13 @@ class Client:
 
     # Rounds
 
-    def _round(self, asked: wire.RoundRequest, tensors: dict[str, torch.Tensor]) -> bytes:
+    def _answer_round(self, asked: wire.RoundRequest, tensors: dict[str, torch.Tensor]) -> bytes:
         member, client = self._membership(asked.experiment, asked.client), asked.client
         population = member.work.population
-        parts = self._received(member, asked, tensors)
-        state, had = self._state(member, asked.version)
+        parts = self._read_parts(member, asked, tensors)
+        state, had = self._read_state(member, asked.version)
         if asked.missed:
-            self.say(f"the server went on without us in {_rounds(asked.missed)}; our state is that of {_after(asked)}")
+            self.say(f"the server completed {_rounds(asked.missed)} without us; our state is that of {_after(asked)}")
         personal = generic = loss = None
         upload: dict[str, Tree] = {}
         n_flops = 0
@@ -133,10 +133,10 @@ class Client:
             found = member.do("train", asked, parts["train"], state)
             new, own, metrics = tree.row(found["trained"], 0)
             loss, n_flops = float(metrics["loss"]), int(found["flops"])
-            self._put(member, asked, new)
+            self._write_state(member, asked, new)
             upload = {"upload": self._check_upload(member, own)}
-        self._forget(member, asked.keep)
-        self.say(_told(asked, loss, personal))
+        self._delete_old_states(member, asked.keep)
+        self.say(_round_line(asked, loss, personal))
         reply = wire.RoundReply(
             experiment=asked.experiment.id,
             client=client,
@@ -151,7 +151,7 @@ class Client:
         return wire.pack(reply, upload)
 
     def _membership(self, experiment: wire.Experiment, client: int) -> Membership:
-        """The client's part in an experiment, set up when it first hears of it."""
+        """The client's part in an experiment, set up when its first message arrives."""
         key = f"{experiment.model_dump_json()} {client}"
         if key not in self._memberships:
             self._memberships = {key: self._join(experiment, client)} | dict(list(self._memberships.items())[:15])
@@ -190,29 +190,29 @@ class Client:
         work = Work(method, task, population, initial, "one_by_one")
         return Membership(work, shapes, self.folder / "state" / experiment.id)
 
-    def _received(
+    def _read_parts(
         self, member: Membership, asked: wire.RoundRequest, tensors: dict[str, torch.Tensor]
     ) -> dict[str, Tree]:
         method, task, shapes = member.work.method, member.work.task, member.shapes
         parts: dict[str, Tree] = {"serve": {}, "generic": {}}
         for part in ["train"] * asked.train + ["serve"] * (asked.score or asked.last):
             form = getattr(shapes, part)
-            parts[part] = wire.fill(part, tensors, form, lambda whole: method.trim(task, whole))
+            parts[part] = wire.take_trimmed_part(part, tensors, form, lambda whole: method.trim(task, whole))
         if asked.score:
-            parts["generic"] = wire.take("generic", tensors, shapes.generic)
+            parts["generic"] = wire.take_part("generic", tensors, shapes.generic)
         wire.refuse_others(tensors)
         return parts
 
     def _check_upload(self, member: Membership, upload: Tree) -> Tree:
-        """The upload, if every tensor of it is on the list of what travels; else it is not sent."""
+        """The upload, if all of its tensors are on the list of what may be sent; else raises Refused."""
         tensors = tree.by_path("upload", upload)
-        fine = wire.take("upload", tensors, member.shapes.upload)
+        checked = wire.take_part("upload", tensors, member.shapes.upload)
         wire.refuse_others(tensors)
-        return fine
+        return checked
 
-    # State on disk: a folder for each experiment, in it one for each version
+    # State on disk: a folder for each experiment, which holds a folder for each version
 
-    def _state(self, member: Membership, version: int) -> tuple[Tree, wire.State]:
+    def _read_state(self, member: Membership, version: int) -> tuple[Tree, wire.State]:
         if version == 0:
             return member.work.initial, "new"
         try:
@@ -220,15 +220,15 @@ class Client:
             own = {name.removeprefix("client/"): x for name, x in tensors.items()}
             return checkpoint.restore(member.work.initial, own), "kept"
         except Exception as error:
-            self.say(f"our state after round {version} cannot be read ({error}): we begin anew")
+            self.say(f"our state after round {version} cannot be read ({error}); we start from the initial state")
             return member.work.initial, "lost"
 
-    def _put(self, member: Membership, asked: wire.RoundRequest, state: Tree) -> None:
+    def _write_state(self, member: Membership, asked: wire.RoundRequest, state: Tree) -> None:
         about = {"experiment": asked.experiment.id, "client": asked.client, "name": self.name}
         parts = [("state.safetensors", checkpoint.stored("client", state))]
         checkpoint.write_parts(member.folder, asked.round + 1, parts, about)
 
-    def _forget(self, member: Membership, keep: int) -> None:
+    def _delete_old_states(self, member: Membership, keep: int) -> None:
         for path in checkpoint.folders(member.folder):
             if int(path.name) < keep:
                 shutil.rmtree(path, ignore_errors=True)
@@ -248,11 +248,13 @@ class Client:
 
     # New clients
 
-    def _adapt(self, asked: wire.AdaptRequest, tensors: dict[str, torch.Tensor]) -> bytes:
-        newcomer = asked.experiment.n_clients  # its keys are those of a client after all others
+    def _answer_adapt(self, asked: wire.AdaptRequest, tensors: dict[str, torch.Tensor]) -> bytes:
+        newcomer = (
+            asked.experiment.n_clients
+        )  # it has the number after those of all clients, and so random keys of its own
         member = self._membership(asked.experiment, newcomer)
         population = member.work.population
-        received = wire.take("newcomer", tensors, member.shapes.newcomer)
+        received = wire.take_part("newcomer", tensors, member.shapes.newcomer)
         wire.refuse_others(tensors)
         alone = population._replace(train=[population.train[newcomer]], test=[population.test[newcomer]])
         work = member.work._replace(population=alone)
@@ -278,9 +280,9 @@ def _after(asked: wire.RoundRequest) -> str:
     return f"round {asked.version}" if asked.version else "the start"
 
 
-def _told(asked: wire.RoundRequest, loss: float | None, personal: wire.Scores | None) -> str:
-    said = [f"loss {loss:.4f}"] if loss is not None else []
+def _round_line(asked: wire.RoundRequest, loss: float | None, personal: wire.Scores | None) -> str:
+    parts = [f"loss {loss:.4f}"] if loss is not None else []
     if personal is not None:
-        said.append(f"own model {100 * personal.hits / personal.n:.2f} % of {personal.n} test rows")
+        parts.append(f"own model {100 * personal.hits / personal.n:.2f} % of {personal.n} test rows")
     round = f"round {asked.round + 1}" if asked.train else f"after round {asked.round}"
-    return f"{round}: {', '.join(said) or 'done'}"
+    return f"{round}: {', '.join(parts) or 'done'}"

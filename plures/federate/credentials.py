@@ -1,4 +1,4 @@
-"""The folder of a federation: certificates, keys, addresses, and what to type. `plures federate init` makes it."""
+"""The folder of a federation, made by `plures federate init`: certificates, keys, addresses and a README."""
 
 import datetime
 import ipaddress
@@ -20,32 +20,34 @@ from plures.files import read_toml
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-YEARS_OF_CA, DAYS_OF_SERVER = 10, 800
+YEARS_OF_CA, DAYS_OF_SERVER = 10, 800  # validity of the certificates
 
 
 class Home(NamedTuple):
-    """Of the server."""
+    """The folder of the server, and its addresses."""
 
     folder: Path
-    port: int  # of 127.0.0.1, where it listens
-    host: str  # what clients call it, and
-    open_port: int  # where they knock
-    insecure: bool
+    port: int  # of 127.0.0.1, where the server listens
+    host: str  # host that clients connect to
+    open_port: int  # port that clients connect to
+    insecure: bool  # plain HTTP without keys
 
     @property
     def address(self) -> Address:
-        """Where the server's own commands find it: on its own machine."""
+        """The address of the server for commands on its own machine."""
         return Address("127.0.0.1", self.port, None if self.insecure else self.folder / "ca.crt")
 
     @property
     def secret(self) -> bytes:
+        """The secret with which processes on this machine may send messages."""
         return (self.folder / "secret").read_bytes()
 
     def clients(self) -> list[str]:
+        """The names of all clients that have a folder."""
         return sorted(path.name for path in (self.folder / "clients").glob("*") if path.is_dir())
 
     def public_key(self, name: str) -> bytes:
-        """As Flower wants it."""
+        """The public key of a client, in the form that Flower needs."""
         path = self.folder / "clients" / name / "node.key.pub"
         try:
             key = serialization.load_ssh_public_key(path.read_bytes())
@@ -55,7 +57,7 @@ class Home(NamedTuple):
 
 
 class Kit(NamedTuple):
-    """Of a client: what it is given by whoever runs the server."""
+    """The folder of a client, which it gets from the operator of the server."""
 
     folder: Path
     name: str
@@ -63,10 +65,12 @@ class Kit(NamedTuple):
 
     @property
     def key(self) -> Path | None:
+        """The private key of the client; None with plain HTTP."""
         return None if self.server.ca is None else self.folder / "node.key"
 
 
 def open_home(folder: Path) -> Home:
+    """Read the folder of a server."""
     if not (folder / "federation.toml").exists():
         raise UsageError(f"{folder} is not the folder of a federation; make one with `plures federate init {folder}`")
     values = read_toml(folder / "federation.toml")
@@ -74,38 +78,38 @@ def open_home(folder: Path) -> Home:
 
 
 def open_kit(folder: Path, name: str) -> Kit:
-    """The kit of a client: inside the server's folder, or carried elsewhere."""
+    """Read the folder of a client: inside the server's folder, or a copy of it elsewhere."""
     place = folder / "clients" / name if (folder / "clients" / name).is_dir() else folder
     if not (place / "client.toml").exists():
         raise UsageError(
             f"{folder} has no client {name}; make one with `plures federate init {folder} --client {name}`, "
-            "or give the folder that you got from whoever runs the server with --home"
+            "or give the folder that you got from the operator of the server with --home"
         )
     values = read_toml(place / "client.toml")
     if values["name"] != name:
         raise UsageError(f"{place} is the folder of {values['name']}, not of {name}")
     host, port = values["host"], values["port"]
     if values["insecure"] and host not in LOOPBACK:
-        raise UsageError(f"plain HTTP is for 127.0.0.1 alone, and the server is {host}; make certificates instead")
+        raise UsageError(f"plain HTTP is for 127.0.0.1 alone, but the server is {host}; make certificates instead")
     return Kit(place, name, Address(host, port, None if values["insecure"] else place / "ca.crt"))
 
 
-def make(folder: Path, clients: list[str], port: int, address: str, more_hosts: list[str], insecure: bool) -> Home:
-    """A new federation, or more clients for one that is there."""
+def make_home(folder: Path, clients: list[str], port: int, address: str, more_hosts: list[str], insecure: bool) -> Home:
+    """Make the folder of a new federation, or add clients to an existing one."""
     for name in clients:
         if not NAME.fullmatch(name):
-            raise UsageError(f"{name!r} cannot be a client's name: letters, digits, dots, dashes and underscores can")
+            raise UsageError(f"{name!r} cannot be a client's name: use letters, digits, dots, dashes and underscores")
     if (folder / "federation.toml").exists():
         home = open_home(folder)
     else:
-        home = _begun(folder, port, address, more_hosts, insecure)
+        home = _make_new(folder, port, address, more_hosts, insecure)
     for name in clients:
         _write_kit(home, name)
     (folder / "README.md").write_text(_readme(home), encoding="utf-8")
     return home
 
 
-def _begun(folder: Path, port: int, address: str, more_hosts: list[str], insecure: bool) -> Home:
+def _make_new(folder: Path, port: int, address: str, more_hosts: list[str], insecure: bool) -> Home:
     host, _, open_port = address.partition(":")
     if open_port and not open_port.isdigit():
         raise UsageError(f"--address is HOST or HOST:PORT, got {address!r}")
@@ -133,7 +137,7 @@ def _write_kit(home: Home, name: str) -> None:
         return
     (place / "ca.crt").write_bytes((home.folder / "ca.crt").read_bytes())
     if (place / "node.key.pub").exists():
-        return  # a client may have made its own pair, and given the public half
+        return  # a client may have made its own key pair and given us the public key
     key = ec.generate_private_key(ec.SECP384R1())
     _write_private(
         place / "node.key",
@@ -156,26 +160,26 @@ def _write_toml(path: Path, values: dict[str, Any]) -> None:
 
 
 def _write_certificates(folder: Path, hosts: list[str]) -> None:
-    """An authority of our own, and a certificate of the server signed by it."""
+    """Make a certificate authority, and a server certificate that it signs."""
     now = datetime.datetime.now(datetime.UTC)
     authority, server = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
     issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Plures federation")])
 
-    def begun(name: x509.Name, key: ec.EllipticCurvePrivateKey, days: int) -> x509.CertificateBuilder:
+    def certificate_builder(name: x509.Name, key: ec.EllipticCurvePrivateKey, days: int) -> x509.CertificateBuilder:
         builder = x509.CertificateBuilder().subject_name(name).issuer_name(issuer).public_key(key.public_key())
         builder = builder.serial_number(x509.random_serial_number())
         start = now - datetime.timedelta(minutes=5)
         return builder.not_valid_before(start).not_valid_after(now + datetime.timedelta(days=days))
 
-    ca = begun(issuer, authority, 365 * YEARS_OF_CA)
+    ca = certificate_builder(issuer, authority, 365 * YEARS_OF_CA)
     ca = ca.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-    ca = ca.add_extension(_usage(signs_certificates=True), critical=True)
+    ca = ca.add_extension(_key_usage(signs_certificates=True), critical=True)
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[-1][:64])])
-    leaf = begun(name, server, DAYS_OF_SERVER)
+    leaf = certificate_builder(name, server, DAYS_OF_SERVER)
     leaf = leaf.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-    leaf = leaf.add_extension(_usage(signs_certificates=False), critical=True)
+    leaf = leaf.add_extension(_key_usage(signs_certificates=False), critical=True)
     leaf = leaf.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-    leaf = leaf.add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
+    leaf = leaf.add_extension(x509.SubjectAlternativeName([_general_name(host) for host in hosts]), critical=False)
     for file, builder, key in (("ca", ca, authority), ("server", leaf, server)):
         certificate = builder.sign(authority, hashes.SHA256())
         (folder / f"{file}.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
@@ -187,7 +191,7 @@ def _write_certificates(folder: Path, hosts: list[str]) -> None:
         )
 
 
-def _usage(signs_certificates: bool) -> x509.KeyUsage:
+def _key_usage(signs_certificates: bool) -> x509.KeyUsage:
     return x509.KeyUsage(
         digital_signature=not signs_certificates,
         key_cert_sign=signs_certificates,
@@ -201,7 +205,7 @@ def _usage(signs_certificates: bool) -> x509.KeyUsage:
     )
 
 
-def _host(text: str) -> x509.GeneralName:
+def _general_name(text: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(text))
     except ValueError:
@@ -216,28 +220,28 @@ def _readme(home: Home) -> str:
     commands = "\n".join(f"    {line}" for line in lines)
     return f"""# A federation of Plures
 
-Each of these in a terminal of its own, from the folder that `{folder}` is in:
+Run each of these commands in its own terminal, in the folder that contains `{folder}`:
 
 {commands}
 
-- `clients/NAME` is what client NAME needs. Carry it to its machine by a safe way, give it there with `--home`, and
-  delete `node.key` here. Or let the client make its own pair (`ssh-keygen -t ecdsa -b 384 -N "" -f node.key`) and put
-  its `node.key.pub` here before the server starts.
-- `ca.key`, `server.key` and `secret` stay on the server's machine. `ca.crt` may be seen by anybody.
-- Clients of other machines reach the server through `nginx.conf`, which lets them do what nodes do and nothing else:
-  the server itself has no login for operators, so its own port must stay closed to the world.
+- `clients/NAME` is what client NAME needs. Copy it to the client's machine over a secure channel, name it there with
+  `--home`, and delete `node.key` here. Or let the client make its own key pair
+  (`ssh-keygen -t ecdsa -b 384 -N "" -f node.key`), and put its `node.key.pub` here before the server starts.
+- `ca.key`, `server.key` and `secret` stay on the server's machine. `ca.crt` is public.
+- Clients on other machines connect through `nginx.conf`, which allows what nodes need and nothing else. The server
+  itself has no login for operators, so its own port must not be reachable from outside.
 """
 
 
-_NGINX = """# Clients come in here; what operators do stays on this machine: the server listens on 127.0.0.1 alone.
-# Replace FOLDER by the full path of this folder.
+_NGINX = """# Clients connect here. Operators work on this machine: the server listens on 127.0.0.1 alone.
+# Replace FOLDER with the full path of this folder.
 server {{
     listen 443 ssl;
     server_name {host};
     ssl_certificate     FOLDER/server.crt;
     ssl_certificate_key FOLDER/server.key;
 
-    client_max_body_size 8m;  # Flower cuts what is larger into pieces of 5 MB
+    client_max_body_size 8m;  # Flower cuts larger messages into pieces of 5 MB
     proxy_buffering off;
     proxy_request_buffering off;
 

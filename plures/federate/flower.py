@@ -1,11 +1,11 @@
-"""Flower carries the messages: the only file that imports it.
+"""The interface to Flower, which carries the messages.
 
-Server and clients are Flower's own SuperLink and SuperNodes, in their mode `process`: they move messages, check
-keys and watch who is alive, and start no code. Each message is taken up by the process that the user started:
-the clients' by `plures federate client` and the server's by `plures federate start`. So the code that is run is the
-one that was installed, never one that came with a message; and a message costs no new process.
+Server and clients are Flower's own SuperLink and SuperNodes, in their mode `process`: they carry messages, check keys
+and monitor connections, and start no code. Messages are handled by the processes that users start: `plures federate
+client` answers them, and `plures federate start` sends them. So only installed code runs, never code that came with a
+message, and a message needs no new process.
 
-These parts of Flower are not its public interface: the version is bounded above in `pyproject.toml`.
+These parts of Flower are not its public interface: `pyproject.toml` sets an upper bound on its version.
 """
 
 import hashlib
@@ -70,30 +70,32 @@ from plures.runs.callbacks import Say
 logging.getLogger("flwr").setLevel(logging.ERROR)
 for _pull in (inflatable_utils.pull_objects, inflatable_utils.pull_and_inflate_object_from_tree):
     assert _pull.__kwdefaults__ is not None
-    _pull.__kwdefaults__["initial_backoff"] = 0.1  # seconds, not 1, until a piece that is on its way is asked for again
+    _pull.__kwdefaults__["initial_backoff"] = 0.1  # seconds (not 1) until a missing piece is requested again
 
-LEAST_NAP, MOST_NAP = 0.1, 0.5  # seconds between questions for a message
-SMALL = 1 << 20  # bytes of a message that is not cut into pieces
+LEAST_DELAY, MOST_DELAY = 0.1, 0.5  # seconds between requests for a message
+SMALL = 1 << 20  # largest size in bytes of a message that is not cut into pieces
 Names = dict[int, str]  # number of a node -> name of the client
-NONCE = 16  # bytes before a message, so that no two are equal
-SENT = "message"  # the name of what travels among Flower's records
+NONCE = 16  # random bytes before each message, so that no two are equal
+SENT = "message"  # name of our record among Flower's records
 
 
 class Address(NamedTuple):
-    """Where the server is, and how to know that it is the server."""
+    """The address of a server, and the certificate to verify it with."""
 
     host: str
     port: int
-    ca: Path | None  # certificate of the authority; None is plain HTTP
+    ca: Path | None  # certificate of the authority; None for plain HTTP
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
 
     @property
     def certificate(self) -> bytes | None:
+        """The certificate of the authority; None for plain HTTP."""
         return self.ca.read_bytes() if self.ca is not None else None
 
-    def answers(self) -> bool:
+    def is_listening(self) -> bool:
+        """Whether a process listens at this address."""
         try:
             with socket.create_connection((self.host, self.port), timeout=2):
                 return True
@@ -101,31 +103,34 @@ class Address(NamedTuple):
             return False
 
 
-# One message as Flower's records: our bytes, which Flower does not look into
+# Messages as Flower's records: bytes that Flower does not interpret
 
 
 def to_records(content: bytes) -> RecordDict:
-    # Flower keeps equal pieces once, and loses them if a run ends that had them too; an answer given twice is equal.
+    """A message as Flower's records."""
+    # Flower stores equal pieces once, and deletes them when one of the runs that had them ends; repeated answers are
+    # equal.
     unique = secrets.token_bytes(NONCE) + content
-    if len(unique) <= SMALL:  # carried in three pieces; an array takes five at least
+    if len(unique) <= SMALL:  # carried in three pieces; an array needs at least five
         return RecordDict({SENT: ConfigRecord({SENT: unique})})
     array = Array(dtype="uint8", shape=(len(unique),), stype="safetensors", data=unique)
     return RecordDict({SENT: ArrayRecord({SENT: array})})
 
 
 def from_records(records: RecordDict) -> bytes:
+    """The message in Flower's records; empty if they hold none of ours."""
     try:
         found = records[SENT][SENT]
         return bytes(found if isinstance(found, bytes) else found.data)[NONCE:]
     except (KeyError, AttributeError, TypeError):
-        return b""  # no message of ours, which whoever reads it finds
+        return b""  # the reader will refuse it
 
 
-# The server's operator
+# Operator of the server
 
 
 class Operator:
-    """Talks to a SuperLink as whoever runs it."""
+    """Controls a SuperLink, with the rights of its operator."""
 
     def __init__(self, address: Address) -> None:
         self.address = address
@@ -134,18 +139,20 @@ class Operator:
         )
 
     def nodes(self) -> list[Any]:
-        with told(self.address):
+        """The registered nodes."""
+        with explain_errors(self.address):
             return [
                 node for node in self._client.ListNodes(ListNodesRequest()).nodes_info if node.status != "unregistered"
             ]
 
     def register(self, name: str, public_key: bytes) -> int:
-        with told(self.address):
+        """Register a client by its key. Returns the number of its node."""
+        with explain_errors(self.address):
             return int(self._client.RegisterNode(RegisterNodeRequest(public_key=public_key, name=name)).node_id)
 
     def start_run(self) -> int:
-        """A run of Flower's, which is what messages are sent in."""
-        with tempfile.TemporaryDirectory() as folder, told(self.address):
+        """Start a Flower run, within which messages are sent. Returns its number."""
+        with tempfile.TemporaryDirectory() as folder, explain_errors(self.address):
             Path(folder, "pyproject.toml").write_text(_APP, encoding="utf-8")
             Path(folder, "README.md").write_text("An empty app: Plures runs what is installed.\n", encoding="utf-8")
             content = build_fab_from_disk(Path(folder))
@@ -153,13 +160,14 @@ class Operator:
             return int(self._client.StartRun(request).run_id)
 
     def stop_run(self, number: int) -> None:
-        """End a run of Flower's whose sender has died, so that clients do not wait for the rest of its messages."""
+        """End a Flower run whose sender was killed, so that clients do not wait for the rest of its messages."""
         try:
             self._client.StopRun(StopRunRequest(run_id=number))
         except httpx.HTTPStatusError:
             pass  # it has ended already
 
     def close(self) -> None:
+        """Close the connection."""
         self._client.close()
 
 
@@ -183,8 +191,8 @@ clientapp = "plures.federate.flower:nothing"
 
 
 @contextmanager
-def told(address: Address) -> Iterator[None]:
-    """What goes wrong between us and the server, in words."""
+def explain_errors(address: Address) -> Iterator[None]:
+    """Turn errors of the connection to the server into RunFailed with an explanation."""
     try:
         yield
     except httpx.HTTPStatusError as error:
@@ -192,7 +200,7 @@ def told(address: Address) -> Iterator[None]:
     except httpx.HTTPError as error:
         raise RunFailed(
             f"the server at {address} cannot be reached ({type(error).__name__}); "
-            "start it with `plures federate server`, and look at its certificate."
+            "start it with `plures federate server`, and check its certificate."
         ) from None
 
 
@@ -200,11 +208,11 @@ def _reason(error: httpx.HTTPStatusError) -> str:
     return wire.printable(error.response.text.replace("\n", " ")) or "without a reason"
 
 
-# The server's messages
+# Messages of the server
 
 
 def server_app(address: Address, main: Callable[["FlowerLink"], None], names: Callable[[Grid], Names]) -> ServerApp:
-    """The one ServerApp for all methods: `main` is given the way to the clients."""
+    """The ServerApp for all methods: it calls `main` with a link to the clients."""
     app = ServerApp()
 
     @app.main()
@@ -215,41 +223,43 @@ def server_app(address: Address, main: Callable[["FlowerLink"], None], names: Ca
 
 
 class FlowerLink:
-    """The way to the clients over Flower's grid."""
+    """A link to the clients over Flower's grid, as `server.Link` describes."""
 
     def __init__(self, address: Address, grid: Grid, names: Callable[[Grid], Names]) -> None:
         self._address, self._grid, self._names = address, grid, names
         self._nodes: dict[str, int] = {}
 
     def clients(self) -> list[str]:
-        with told(self._address):
-            there = self._names(self._grid)
-        self._nodes |= {name: node for node, name in there.items()}
-        return sorted(there.values())
+        with explain_errors(self._address):
+            connected = self._names(self._grid)
+        self._nodes |= {name: node for node, name in connected.items()}
+        return sorted(connected.values())
 
     def push(self, client: str, message: bytes) -> str:
         if client not in self._nodes:
             self.clients()
         if client not in self._nodes:
-            return f"{client} is not there"  # as good as lost: it may come
-        with told(self._address):
+            return f"{client} is not connected"  # in place of a number: it counts as lost and is sent again
+        with explain_errors(self._address):
             return push(self._grid, self._nodes[client], message)
 
     def pull(self, numbers: list[str]) -> list[tuple[str, bytes | None]]:
         lost = [number for number in numbers if " " in number]
-        with told(self._address):
+        with explain_errors(self._address):
             found = pull(self._grid, [number for number in numbers if number not in lost])
         return found + [(number, None) for number in lost]
 
 
 def push(grid: Grid, node: int, message: bytes) -> str:
+    """Send a message to a node. Returns its number."""
     sent = list(grid.push_messages([Message(to_records(message), node, "query")]))
     if not sent or not sent[0]:
-        raise RunFailed("the server did not take a message; is it too large?")
+        raise RunFailed("the server did not accept a message; is it too large?")
     return sent[0]
 
 
 def pull(grid: Grid, numbers: list[str]) -> list[tuple[str, bytes | None]]:
+    """(number, answer) for each answer that has arrived; the answer is None if the message was lost."""
     found = []
     for message in grid.pull_messages(numbers) if numbers else []:
         content = from_records(message.content) if message.has_content() else None
@@ -258,21 +268,23 @@ def pull(grid: Grid, numbers: list[str]) -> list[tuple[str, bytes | None]]:
 
 
 def run_server_app(address: Address, secret: bytes, app: ServerApp) -> None:
-    """Take up a run of Flower's and carry the app out in it, here."""
+    """Acquire a Flower run and run the app within it, in this process."""
     runtime = _runtime(address, [SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=_PROTECTED)])
     began, token = time.monotonic(), None
     while token is None:
-        with told(address):
-            token = _acquired(runtime, TaskType.SERVER_APP)
+        with explain_errors(address):
+            token = _acquire_token(runtime, TaskType.SERVER_APP)
         if time.monotonic() - began > 30:
-            raise RunFailed("the server gave no run to send messages in; is another program taking its runs?")
-        time.sleep(LEAST_NAP)
+            raise RunFailed(
+                "the server gave us no Flower run to send messages in; does another program acquire its runs?"
+            )
+        time.sleep(LEAST_DELAY)
     runtime.close()
     grid = HttpGrid(str(address), address.ca is None, address.certificate, token=token)
-    # Flower would try for ever to reach a server that is gone, and end us by a signal if that has forgotten the run.
+    # Flower would retry for ever if the server is gone, and would end this process by a signal if the run is unknown.
     grid._retry_invoker = None
     client, status = grid._runtime_client, SubStatus.FAILED
-    with told(address):
+    with explain_errors(address):
         heartbeat = _heartbeat(client)
         try:
             found = client.PullTaskInput(PullTaskInputRequest())
@@ -286,15 +298,15 @@ def run_server_app(address: Address, secret: bytes, app: ServerApp) -> None:
             try:
                 client.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=""))
             except httpx.HTTPError:
-                pass  # the server is gone, and with it the run
+                pass  # the server is gone, and the run with it
             grid.close()
 
 
-# A client's messages
+# Messages of a client
 
 
 def client_app(client: Client) -> ClientApp:
-    """The one ClientApp for all methods."""
+    """The ClientApp for all methods: it answers every message."""
     app = ClientApp()
 
     @app.query()
@@ -305,23 +317,23 @@ def client_app(client: Client) -> ClientApp:
 
 
 def run_client_app(runtime_port: int, secret: bytes, app: ClientApp, is_alive: Callable[[], bool]) -> None:
-    """Answer the messages that a SuperNode of this machine receives, one after another."""
+    """Answer the messages that a SuperNode on this machine receives, one at a time."""
     address = Address("127.0.0.1", runtime_port, None)
     runtime = _runtime(address, [SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=_PROTECTED)])
-    here: SimpleQueue[_Task] = SimpleQueue()
+    arrived: SimpleQueue[_Task] = SimpleQueue()
     last = time.monotonic()
     while is_alive():
         try:
-            if (token := _acquired(runtime, TaskType.CLIENT_APP)) is not None:
-                # The rest of a message may be on its way for long, or for ever if its sender died: others pass it.
-                threading.Thread(target=_fetch, args=(address, token, here), daemon=True).start()
-            task = here.get(timeout=_nap(last))
+            if (token := _acquire_token(runtime, TaskType.CLIENT_APP)) is not None:
+                # The rest of a message may take long, or never arrive if its sender died: others can overtake it.
+                threading.Thread(target=_fetch, args=(address, token, arrived), daemon=True).start()
+            task = arrived.get(timeout=_poll_delay(last))
             task.answer(app)
             last = time.monotonic()
         except Empty:
             continue
         except httpx.HTTPError:
-            time.sleep(MOST_NAP)  # the SuperNode is ending, or has forgotten the message
+            time.sleep(MOST_DELAY)  # the SuperNode is ending, or has dropped the message
     runtime.close()
 
 
@@ -342,19 +354,19 @@ class _Task(NamedTuple):
             self.client.close()
 
 
-def _fetch(address: Address, token: str, here: "SimpleQueue[_Task]") -> None:
+def _fetch(address: Address, token: str, arrived: "SimpleQueue[_Task]") -> None:
     client = _runtime(address, [RuntimeTokenHttpInterceptor(token)])
     heartbeat = _heartbeat(client)
     try:
         message, context, _, _ = pull_task_input(client)
-    except Exception:  # it will not arrive, for a reason of Flower's
+    except Exception:  # Flower could not deliver it
         heartbeat.stop()
         client.close()
     else:
-        here.put(_Task(client, heartbeat, message, context))
+        arrived.put(_Task(client, heartbeat, message, context))
 
 
-# What both have in common
+# Both sides
 
 _PROTECTED = frozenset({"/flwr.proto.Runtime/AcquireTask"})
 
@@ -366,15 +378,15 @@ def _runtime(address: Address, interceptors: list[Any]) -> RuntimeHttpClient:
     )
 
 
-def _acquired(runtime: RuntimeHttpClient, kind: str) -> str | None:
-    """The token of a task, if there is one."""
+def _acquire_token(runtime: RuntimeHttpClient, kind: str) -> str | None:
+    """The token of a waiting task; None if there is none."""
     found = runtime.AcquireTask(AcquireTaskRequest(supported_task_types=[kind]))
     return str(found.token) if found.HasField("task") and found.token else None
 
 
-def _nap(last: float) -> float:
-    """Seconds until the next question for a message: the longer there was none, the more."""
-    return min(MOST_NAP, max(LEAST_NAP, (time.monotonic() - last) / 20))
+def _poll_delay(last: float) -> float:
+    """Seconds until the next request for a message: the longer there was none, the longer the delay."""
+    return min(MOST_DELAY, max(LEAST_DELAY, (time.monotonic() - last) / 20))
 
 
 def _heartbeat(client: RuntimeHttpClient) -> HeartbeatSender:
@@ -394,8 +406,8 @@ def _heartbeat(client: RuntimeHttpClient) -> HeartbeatSender:
 
 
 @contextmanager
-def child(program: str, arguments: list[str], home: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A program of Flower's that ends when we do, however we end: `watchdog.py` waits for our end of a pipe."""
+def child_process(program: str, arguments: list[str], home: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a program of Flower that ends when this process does, even by SIGKILL: `watchdog.py` watches a pipe to it."""
     home.mkdir(parents=True, exist_ok=True)
     environment = os.environ | {"FLWR_HOME": str(home.resolve())}
     command = [sys.executable, str(Path(__file__).with_name("watchdog.py")), program, *arguments]
@@ -412,26 +424,30 @@ def child(program: str, arguments: list[str], home: Path, log: Path) -> Iterator
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        assert process.stdin is not None
+        process.stdin.close()
 
 
 def free_port() -> int:
+    """A port of 127.0.0.1 that no process uses."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def node_command(server: Address, key: Path | None, runtime_port: int, secret_file: Path) -> list[str]:
+    """The arguments of a SuperNode."""
     arguments = ["--superlink", str(server), "--isolation", "process", "--host", "127.0.0.1"]
     arguments += ["--port", str(runtime_port), "--superexec-auth-secret-file", str(secret_file)]
     if server.ca is None:
         return [*arguments, "--insecure"]
     if key is None:
-        raise UsageError("a node needs its key where the server is not plain HTTP")
+        raise UsageError("a node needs its key, unless the server uses plain HTTP")
     return [*arguments, "--root-certificates", str(server.ca), "--auth-supernode-private-key", str(key)]
 
 
-def say_to(log: Path, also: Say) -> Say:
-    """Say it here and in a log."""
+def say_and_log(log: Path, also: Say) -> Say:
+    """A function that passes each line to `also` and appends it to a log."""
 
     def say(line: str) -> None:
         with open(log, "a", encoding="utf-8") as file:

@@ -1,6 +1,6 @@
-"""Operation of a federation: what the commands `plures federate ...` do, as functions.
+"""The functions behind the commands `plures federate ...`.
 
-It needs Flower, from the extra `deploy`, and is imported by those commands alone.
+This module needs Flower, from the extra `deploy`, and is imported by those commands alone.
 """
 
 import fcntl
@@ -25,30 +25,30 @@ from plures.federate import credentials, flower, server, wire
 from plures.federate.client import Client
 from plures.federate.credentials import Home
 from plures.federate.flower import Address, FlowerLink
-from plures.federate.server import FederatedClients, Terms
+from plures.federate.server import FederatedClients, RoundLimits
 from plures.files import read_toml
 from plures.runs.callbacks import Callback, Say
 from plures.runs.config import Config
 from plures.runs.folders import new_folder
 from plures.runs.loop import Result
 
-FORGET_SECONDS = 120.0  # after which the server has noticed that a client is gone
-STOP_SERVER_SECONDS, STOP_RUN_SECONDS = 30.0, 3600.0  # that a stop may take; a run ends its round first
+FORGET_SECONDS = 120.0  # until the server has noticed that a client is gone
+STOP_SERVER_SECONDS, STOP_RUN_SECONDS = 30.0, 3600.0  # longest time to stop; a run completes its round first
 
 
 def say(line: str) -> None:
-    """Print a line at once, also into a pipe."""
+    """Print a line and flush, so that it reaches a pipe at once."""
     print(line, flush=True)
 
 
 @contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """SIGTERM ends us as Ctrl-C does: in order, with our children."""
+def stop_on_signals() -> Iterator[None]:
+    """Let SIGTERM end this process as Ctrl-C does: in order, together with its children."""
 
-    def end(number: int, frame: Any) -> None:
+    def interrupt(number: int, frame: Any) -> None:
         raise KeyboardInterrupt
 
-    old = signal.signal(signal.SIGTERM, end)
+    old = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
     except KeyboardInterrupt:
@@ -58,8 +58,8 @@ def ended_by_signals() -> Iterator[None]:
 
 
 @contextmanager
-def held(path: Path, what: str, note: str = "") -> Iterator[None]:
-    """Only one process at a time; its number is in the file, so that `stop` finds it, and a note for after a crash."""
+def lock(path: Path, what: str, note: str = "") -> Iterator[None]:
+    """Let only one process run at a time. The file holds its number, for `stop`, and a note that survives a crash."""
     with open(path, "a+", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -72,14 +72,14 @@ def held(path: Path, what: str, note: str = "") -> Iterator[None]:
         file.truncate(0)
 
 
-def left_behind(path: Path) -> str:
-    """The note of a process that held a file and was killed."""
-    words = path.read_text(encoding="utf-8").split() if path.exists() and holder(path) is None else []
+def note_after_crash(path: Path) -> str:
+    """The note of a process that was killed while it held the lock; else empty."""
+    words = path.read_text(encoding="utf-8").split() if path.exists() and lock_holder(path) is None else []
     return words[1] if len(words) > 1 else ""
 
 
-def holder(path: Path) -> int | None:
-    """The process that holds a file; None when there is none."""
+def lock_holder(path: Path) -> int | None:
+    """The number of the process that holds a lock; None if there is none."""
     try:
         with open(path, "a+", encoding="utf-8") as file:
             try:
@@ -96,11 +96,11 @@ def holder(path: Path) -> int | None:
 
 
 def init(folder: Path, clients: list[str], address: str, port: int, hosts: list[str], insecure: bool) -> None:
-    """Make certificates and keys, or add clients, and say what to type."""
-    made = credentials.make(folder, clients, port, address, hosts, insecure)
-    say(f"{folder}: clients {', '.join(made.clients()) or 'none yet, add some with --client NAME'}")
+    """Make certificates and keys, or add clients, and print what to type next."""
+    server_home = credentials.make_home(folder, clients, port, address, hosts, insecure)
+    say(f"{folder}: clients {', '.join(server_home.clients()) or 'none yet, add some with --client NAME'}")
     if insecure:
-        say("plain HTTP, and no client has to show a key: for trying things out on one machine")
+        say("plain HTTP, and clients need no key: only for trying things out on one machine")
     say(f"what to type next is in {folder / 'README.md'}")
 
 
@@ -108,11 +108,11 @@ def init(folder: Path, clients: list[str], address: str, port: int, hosts: list[
 
 
 def run_server(home: Path) -> None:
-    """Carry messages between clients and runs, until Ctrl-C."""
+    """Run the server, which carries messages between clients and runs, until Ctrl-C."""
     here = credentials.open_home(home)
     place = home / "server"
     place.mkdir(exist_ok=True)
-    if here.address.answers():
+    if here.address.is_listening():
         raise UsageError(f"port {here.port} of 127.0.0.1 is taken; stop what listens there, or choose another --port")
     command = ["--host", "127.0.0.1", "--port", str(here.port), "--database", str(place / "state.db")]
     command += ["--isolation", "process", "--superexec-auth-secret-file", str(home / "secret")]
@@ -124,26 +124,26 @@ def run_server(home: Path) -> None:
         command += ["--enable-supernode-auth"]
     log = place / "superlink.log"
     with (
-        ended_by_signals(),
-        held(place / "pid", "the server"),
-        flower.child("flower-superlink", command, place / "flwr", log) as process,
+        stop_on_signals(),
+        lock(place / "pid", "the server"),
+        flower.child_process("flower-superlink", command, place / "flwr", log) as process,
     ):
-        wait_until(lambda: here.address.answers() or process.poll() is not None, 60)
+        wait_until(lambda: here.address.is_listening() or process.poll() is not None, 60)
         known: set[str] = set()
         operator = flower.Operator(here.address)
         while process.poll() is None:
             new = _register(here, operator, known)
             if new or not known:
-                said = f"clients that may take part: {', '.join(here.clients()) or 'none yet'}"
-                said = said if not here.insecure else "any client of this machine may take part"
-                say(f"listening on {'http' if here.insecure else 'https'}://{here.address}; {said}")
+                allowed = f"clients that may take part: {', '.join(here.clients()) or 'none yet'}"
+                allowed = allowed if not here.insecure else "any client on this machine may take part"
+                say(f"listening on {'http' if here.insecure else 'https'}://{here.address}; {allowed}")
                 known |= {*new, ""}
             time.sleep(1)
-        raise RunFailed(f"the server ended: {_why_it_ended(log)}")
+        raise RunFailed(f"the server ended: {_last_error(log)}")
 
 
 def _register(here: Home, operator: Any, known: set[str]) -> list[str]:
-    """Make the keys of new clients known to the server."""
+    """Register the keys of new clients with the server. Returns their names."""
     names = [name for name in here.clients() if name not in known and not here.insecure]
     if not names:
         return []
@@ -155,6 +155,7 @@ def _register(here: Home, operator: Any, known: set[str]) -> list[str]:
 
 
 def wait_until(is_done: Callable[[], bool], seconds: float) -> bool:
+    """Wait until a condition is true, at most this long. Returns whether it became true."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         if is_done():
@@ -163,11 +164,11 @@ def wait_until(is_done: Callable[[], bool], seconds: float) -> bool:
     return False
 
 
-def _why_it_ended(log: Path) -> str:
-    """The last error in a log of Flower's, without its colours."""
+def _last_error(log: Path) -> str:
+    """The last error in a log of Flower, without colour codes."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", log.read_text(encoding="utf-8", errors="replace"))
-    said = text.rpartition("ERROR")[2].partition("For more information")[0] if "ERROR" in text else text[-300:]
-    return f"{' '.join(said.split()).lstrip(': ')[:400]} (more in {log})"
+    error = text.rpartition("ERROR")[2].partition("For more information")[0] if "ERROR" in text else text[-300:]
+    return f"{' '.join(error.split()).lstrip(': ')[:400]} (more in {log})"
 
 
 # A client
@@ -176,35 +177,35 @@ def _why_it_ended(log: Path) -> str:
 def run_client(
     data: Path, name: str, home: Path, models: tuple[str, ...], methods: tuple[str, ...], threads: int
 ) -> None:
-    """Take part in runs with our own rows, which stay here, until Ctrl-C."""
+    """Run a client, which takes part in runs with its own rows, until Ctrl-C."""
     kit = credentials.open_kit(home, name)
     torch.set_num_threads(threads)
     place = kit.folder / "private"
     place.mkdir(exist_ok=True)
     os.chmod(place, 0o700)
-    tell = flower.say_to(place / "log.txt", say)
+    tell = flower.say_and_log(place / "log.txt", say)
     client = Client(name, data, place, tell, models, methods)
     tell(f"{name}: {len(client.data.y)} rows in {data}; they and our own state stay here, in {place}")
     _check_server(kit.server, tell)
     secret_file, log = place / "secret", place / "supernode.log"
     secret_file.touch(0o600)
     secret_file.write_bytes(secrets.token_bytes(32))
-    answers = flower.client_app(client)
+    app = flower.client_app(client)
     connected, until = place / "connected", time.monotonic() + FORGET_SECONDS
-    with ended_by_signals(), held(place / "pid", name):
+    with stop_on_signals(), lock(place / "pid", name):
         while True:
             port = flower.free_port()
             log.write_bytes(b"")
             command = flower.node_command(kit.server, kit.key, port, secret_file)
-            with flower.child("flower-supernode", command, place / "flwr", log) as process:
+            with flower.child_process("flower-supernode", command, place / "flwr", log) as process:
                 wait_until(lambda: process.poll() is not None or b"SuperNode ID" in log.read_bytes(), 3600)
                 if process.poll() is None:
                     connected.touch()
                     tell(f"connected to {kit.server}; waiting for runs (Ctrl-C ends)")
-                flower.run_client_app(port, secret_file.read_bytes(), answers, lambda: process.poll() is None)
-            why = _why_it_ended(log)
+                flower.run_client_app(port, secret_file.read_bytes(), app, lambda: process.poll() is None)
+            why = _last_error(log)
             if "[code: 2004]" in why:
-                # Flower gives one code for a key that it does not know and for one that is connected, as after a crash.
+                # Flower has one code for an unknown key and for a key that is still connected, as after a crash.
                 why = f"it does not know our key {kit.key}, or another client is connected with it"
                 if connected.exists() and time.monotonic() < until:
                     tell("the server thinks that we are still connected, as after a crash; trying again in 5 s")
@@ -214,8 +215,8 @@ def run_client(
 
 
 def _check_server(address: Address, tell: Say) -> None:
-    """Say at once what Flower would only try again and again: no server, or one that is not ours."""
-    if not address.answers():
+    """Report a missing or a wrong server at once: Flower would only retry again and again."""
+    if not address.is_listening():
         tell(f"no server at {address} yet; trying until there is one")
         return
     if address.ca is None:
@@ -231,7 +232,7 @@ def _check_server(address: Address, tell: Say) -> None:
     except ssl.SSLCertVerificationError as error:
         raise UsageError(
             f"the server at {address} is not the one that {address.ca} vouches for: {error.verify_message}. "
-            "Ask whoever runs it for the right ca.crt"
+            "Ask its operator for the right ca.crt"
         ) from None
     except OSError as error:
         raise UsageError(
@@ -250,13 +251,13 @@ def _speaks_plain_http(address: Address) -> bool:
 
 # Runs
 
-ProgressOf = Callable[[str, Path], tuple[Callback, Say]]  # name of the method and log -> who is told of the run
+ProgressOf = Callable[[str, Path], tuple[Callback, Say]]  # (name of the method, log file) -> callback and printer
 
 
 def refuse_options_of_simulation(given: dict[str, Any]) -> None:
-    """In a federation the data is with clients, and so is how they compute."""
+    """Refuse options about data and computation, which are up to the clients in a federation."""
     for key in given:
-        if key in server.NOT_HERE:
+        if key in server.SIMULATION_ONLY:
             raise UsageError(f"--{key.replace('_', '-')} is for simulations; in a federation the data is with clients")
 
 
@@ -265,20 +266,20 @@ def start(
     home: Path,
     resume: Path | None,
     wait: float,
-    terms: Terms,
+    limits: RoundLimits,
     out: Path | None,
     say: Say,
     progress_of: ProgressOf,
 ) -> Result:
-    """A run with the clients that are there, or one that is resumed."""
+    """Start a run with the connected clients, or resume one."""
     if (config is None) == (resume is None):
-        raise UsageError("give a METHOD to start a run, or --resume RUN to go on with one")
+        raise UsageError("give a METHOD to start a run, or --resume RUN to resume one")
     found: list[Result] = []
 
     def main(link: FlowerLink, number: int) -> None:
         if config is not None:
-            names = _present(link, credentials.open_home(home).clients(), config.clients, wait, say)
-            about = server.new_experiment(server.hellos(link, names, config, terms, say))
+            names = _wait_for_clients(link, credentials.open_home(home).clients(), config.clients, wait, say)
+            about = server.new_experiment(server.collect_hellos(link, names, config, limits, say))
             server.make_scene(config, about)
             folder = new_folder(config.model_copy(update={"data": "federation"}), out)
             scene = server.write_start(config, about, folder)
@@ -287,32 +288,30 @@ def start(
             folder = resume
             scene, about = server.open_scene(folder)
         callback, tell = progress_of(scene.config.method, folder / "log.txt")
-        with held(folder / "pid", "the run", str(number)):
-            _note_run(home, folder)
-            clients = FederatedClients(scene, about, folder, tell, link, terms)
+        with lock(folder / "pid", "the run", str(number)):
+            _list_run(home, folder)
+            clients = FederatedClients(scene, about, folder, tell, link, limits)
             if resume is not None:
                 clients.load()
             for line in wire.manifest_lines(clients.shapes):
                 tell(line)
             found.append(server.play(clients, callback))
 
-    _linked(home, main, left_behind(resume / "pid") if resume is not None else "")
+    _run_with_link(home, main, note_after_crash(resume / "pid") if resume is not None else "")
     return found[0]
 
 
-def _linked(home: Path, main: Callable[[FlowerLink, int], None], ended: str = "") -> None:
-    """Call `main` with the way to the clients and the number of Flower's run; that of one that was killed is ended."""
-    from plures.federate import flower
-
+def _run_with_link(home: Path, main: Callable[[FlowerLink, int], None], killed_run: str = "") -> None:
+    """Call `main` with a link to the clients and the number of a new Flower run. A killed Flower run is ended first."""
     here = credentials.open_home(home)
     os.environ["FLWR_HOME"] = str((home / "server" / "flwr").resolve())
     operator = flower.Operator(here.address)
     try:
         _register(here, operator, set())
-        if ended.isdigit():
-            operator.stop_run(int(ended))
+        if killed_run.isdigit():
+            operator.stop_run(int(killed_run))
         number = operator.start_run()
-        names = _names_told if here.insecure else _names_registered
+        names = _ask_names if here.insecure else _registered_names
         flower.run_server_app(
             here.address, here.secret, flower.server_app(here.address, lambda link: main(link, number), names)
         )
@@ -320,22 +319,20 @@ def _linked(home: Path, main: Callable[[FlowerLink, int], None], ended: str = ""
         operator.close()
 
 
-def _names_registered(grid: Grid) -> dict[int, str]:
-    """Of the nodes that are there, by the keys that they have shown."""
+def _registered_names(grid: Grid) -> dict[int, str]:
+    """The names of the connected nodes, by the keys that they have shown."""
     return {node.node_id: node.name for node in grid.get_nodes()}
 
 
-def _names_told(grid: Grid) -> dict[int, str]:
-    """Of the nodes that are there, as they say themselves: where no key has to be shown."""
-    from plures.federate import flower
-
+def _ask_names(grid: Grid) -> dict[int, str]:
+    """The names of the connected nodes, as they say themselves: for servers that need no key."""
     hello = wire.pack(wire.HelloRequest(seed=0, test_share=0.25), {})
     sent = {flower.push(grid, node, hello): node for node in grid.get_node_ids()}
     found: dict[int, str] = {}
     until = time.monotonic() + 15
     while len(found) < len(sent) and time.monotonic() < until:
         for number, answer in flower.pull(grid, list(sent)):
-            name = wire.check_fields(wire.Hello, wire.unpack(answer or b"", wire.room())[0]).name
+            name = wire.check_fields(wire.Hello, wire.unpack(answer or b"", wire.most_bytes())[0]).name
             if name in found.values():
                 raise RunFailed(f"two clients say that their name is {name}.")
             found[sent[number]] = name
@@ -343,15 +340,10 @@ def _names_told(grid: Grid) -> dict[int, str]:
     return found
 
 
-def _expected(home: Path) -> list[str]:
-
-    return credentials.open_home(home).clients()
-
-
-def _present(link: FlowerLink, known: list[str], wanted: int | None, wait: float, say: Say) -> list[str]:
-    """The names of the clients that are there, once there are enough."""
+def _wait_for_clients(link: FlowerLink, known: list[str], wanted: int | None, wait: float, say: Say) -> list[str]:
+    """The names of the connected clients, once there are enough."""
     n = wanted or max(1, len(known))
-    told = False
+    has_said = False
     until = time.monotonic() + wait
     while True:
         names = link.clients()
@@ -359,18 +351,18 @@ def _present(link: FlowerLink, known: list[str], wanted: int | None, wait: float
             return names
         if time.monotonic() > until:
             raise RunFailed(
-                f"{len(names)} of {n} clients are there ({', '.join(names) or 'none'}); start the others, "
+                f"{len(names)} of {n} clients are connected ({', '.join(names) or 'none'}); start the others, "
                 "or run with fewer: --clients N"
             )
-        if not told:
+        if not has_said:
             missing = [name for name in known if name not in names]
             say(f"waiting for {n - len(names)} more clients" + (f" of {', '.join(missing)}" if missing else ""))
-            told = True
+            has_said = True
         time.sleep(1)
 
 
-def _note_run(home: Path, folder: Path) -> None:
-    """So that `status` and `stop` know of it."""
+def _list_run(home: Path, folder: Path) -> None:
+    """Add a run to the list of runs, which `status` prints."""
     path = home / "server" / "runs.txt"
     have = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     if str(folder.resolve()) not in have:
@@ -382,20 +374,20 @@ def _note_run(home: Path, folder: Path) -> None:
 
 
 def status(home: Path) -> dict[str, Any]:
-    """Who is there, and how far runs are."""
+    """The address of the server, the states of all clients, and the progress of all runs."""
     here = credentials.open_home(home)
-    is_up = here.address.answers()
+    is_up = here.address.is_listening()
     clients = dict.fromkeys(here.clients(), "not known to the server")
     if is_up:
         operator = flower.Operator(here.address)
         clients |= {node.name or str(node.node_id): node.status for node in operator.nodes()}
         operator.close()
-    runs = [_state_of(folder) for folder in _runs(home)]
+    runs = [_run_status(folder) for folder in _runs(home)]
     return {"server": str(here.address) if is_up else None, "clients": dict(sorted(clients.items())), "runs": runs}
 
 
 def print_status(home: Path, as_json: bool) -> None:
-    """The status in lines, or as JSON."""
+    """Print the status as lines, or as JSON."""
     found = status(home)
     if as_json:
         print(json.dumps(found, indent=2))
@@ -413,23 +405,23 @@ def _runs(home: Path) -> list[Path]:
     return [Path(name) for name in names if (Path(name) / "config.toml").exists()]
 
 
-def _state_of(folder: Path) -> dict[str, Any]:
+def _run_status(folder: Path) -> dict[str, Any]:
     values = read_toml(folder / "config.toml")
     numbers = [int(path.name) for path in (folder / "checkpoint").glob("[0-9]*")]
     is_done = (folder / "summary.json").exists()
-    state = "ended" if is_done else "running" if holder(folder / "pid") else "stopped"
+    state = "ended" if is_done else "running" if lock_holder(folder / "pid") else "stopped"
     known = {"method": values["method"], "rounds": values["rounds"]}
     return {"folder": str(folder), "state": state, "round": max(numbers, default=0)} | known
 
 
 def stop(run: Path | None, home: Path) -> None:
-    """Stop a run after its round, so that it can be resumed later; or stop the server."""
+    """Stop a run after its current round, so that it can be resumed; or stop the server."""
     path, what = (home / "server" / "pid", "the server") if run is None else (run / "pid", f"the run {run}")
-    process = holder(path)
+    process = lock_holder(path)
     if process is None:
         raise UsageError(f"{what} is not running")
     os.kill(process, signal.SIGTERM)
-    if not wait_until(lambda: holder(path) is None, STOP_SERVER_SECONDS if run is None else STOP_RUN_SECONDS):
+    if not wait_until(lambda: lock_holder(path) is None, STOP_SERVER_SECONDS if run is None else STOP_RUN_SECONDS):
         raise RunFailed(f"{what} (process {process}) does not end.")
     say(f"{what} has stopped")
 
@@ -438,14 +430,14 @@ def stop(run: Path | None, home: Path) -> None:
 
 
 def adapt(run: Path, client: str, epochs: int, home: Path, deadline: float, as_json: bool) -> None:
-    """A client that was not in training, while a run goes on or after it, makes a model of its own and keeps it."""
+    """Let a client that did not take part make a personal model, which it keeps; during a run or after it."""
     scene, about = server.open_scene(run)
     if client in [one.name for one in about.clients]:
-        raise UsageError(f"{client} takes part in {run}: its own model is written when the run ends")
+        raise UsageError(f"{client} takes part in {run}: its personal model is written when the run ends")
 
     def main(link: FlowerLink, number: int) -> None:
         wait_until(lambda: client in link.clients(), 30)
-        clients = FederatedClients(scene, about, run, say, link, Terms(deadline=deadline))
+        clients = FederatedClients(scene, about, run, say, link, RoundLimits(deadline=deadline))
         clients.load()
         found = server.adapt(clients, client, epochs)
         if as_json:
@@ -455,4 +447,4 @@ def adapt(run: Path, client: str, epochs: int, home: Path, deadline: float, as_j
             say(f"after {number} epochs: {100 * accuracy:.2f} % of its {found['n_test']} test rows are right")
         say(f"{client} has its own model, from the state after round {found['round']}")
 
-    _linked(home, main)
+    _run_with_link(home, main)

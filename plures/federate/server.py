@@ -1,9 +1,9 @@
-"""The server's half of a run: what is sent to whom, which answers are taken, and what is done about silence.
+"""The server side of a run: what is sent to which client, which answers are accepted, and what happens without one.
 
 A round ends when all clients have answered, or at its deadline if enough have. An answer is checked before it is
-merged; one that is refused is counted and named, and ends nothing. Late answers and second ones are ignored. The
-state of a client is with the client. Here is kept after which round it is the one that counts, so that a server that
-is resumed from a checkpoint and a client that missed something agree on where they are.
+merged; a refused answer is counted and reported, and the run continues. Late answers and repeated ones are ignored. The
+state of a client stays with the client. The server only keeps the version of that state, which is the round after which
+it was last accepted. So a resumed server and a client that missed rounds agree on the state to use.
 """
 
 import json
@@ -40,45 +40,45 @@ from plures.simulate.workers import one_thread
 from plures.tree import Tree
 
 POLL_SECONDS = 0.25
-HELLO_SECONDS = 60.0  # that clients have at least, to say what they have
-LOST_SECONDS = 2.0  # after a message was lost on the way, until it is sent again
-ABOUT = "federation.json"  # in the run folder: who takes part, and with what number
+HELLO_SECONDS = 60.0  # shortest deadline for clients to describe their data
+LOST_SECONDS = 2.0  # delay before a lost message is sent again
+ABOUT = "federation.json"  # file in the run folder: which clients take part, in the order of their numbers
 
 
-class Terms(NamedTuple):
-    """How long the server waits, and for how many."""
+class RoundLimits(NamedTuple):
+    """How long the server waits for answers, and how many it needs."""
 
-    deadline: float = 600.0  # seconds of a round
-    quorum: float = 0.5  # share of the clients of a round without whose answers it cannot end
-    resend: float = 120.0  # seconds without an answer, until a message is sent again
+    deadline: float = 600.0  # seconds after which a round ends
+    quorum: float = 0.5  # share of the cohort that must have answered by then
+    resend: float = 120.0  # seconds without an answer after which a message is sent again
 
 
 class Link(Protocol):
-    """The way to the clients, by their names."""
+    """Carries messages to clients, which it knows by name, and their answers back."""
 
     def clients(self) -> list[str]:
-        """Who can be reached now."""
+        """The clients that are connected."""
 
     def push(self, client: str, message: bytes) -> str:
-        """Send a message; its number is that of the answer."""
+        """Send a message; returns its number, which its answer will have too."""
 
     def pull(self, numbers: list[str]) -> list[tuple[str, bytes | None]]:
-        """The answers that are there; None for a message that was lost."""
+        """(number, answer) for each answer that has arrived; the answer is None if the message was lost."""
 
 
 def gather(
-    link: Link, messages: dict[str, Callable[[], bytes]], take: Callable[[str, bytes], None], terms: Terms
+    link: Link, messages: dict[str, Callable[[], bytes]], accept: Callable[[str, bytes], None], limits: RoundLimits
 ) -> list[str]:
-    """Send every client its message and take the answers as they come; at the deadline, who has not answered."""
+    """Send every client its message and pass answers to `accept`. Returns the clients that miss the deadline."""
     began = time.monotonic()
     waiting, due = set(messages), dict.fromkeys(messages, began)
     sent: dict[str, str] = {}  # number of a message -> client
-    while waiting and time.monotonic() < began + terms.deadline:
+    while waiting and time.monotonic() < began + limits.deadline:
         now = time.monotonic()
         for client in sorted(waiting):
             if due[client] <= now:
                 sent[link.push(client, messages[client]())] = client
-                due[client] = now + terms.resend
+                due[client] = now + limits.resend
         for number, answer in link.pull(list(sent)):
             client = sent.pop(number, "")
             if client not in waiting:
@@ -87,31 +87,33 @@ def gather(
                 due[client] = min(due[client], now + LOST_SECONDS)
                 continue
             waiting.discard(client)
-            take(client, answer)
+            accept(client, answer)
         if waiting:
             time.sleep(POLL_SECONDS)
     return sorted(waiting)
 
 
-# Who takes part, and with what
+# Clients and their data
 
 
-def hellos(link: Link, names: list[str], config: Config, terms: Terms, say: Say) -> dict[str, wire.Hello]:
-    """What each client says of its data."""
+def collect_hellos(
+    link: Link, names: list[str], config: Config, limits: RoundLimits, say: Say
+) -> dict[str, wire.Hello]:
+    """Ask each client to describe its data."""
     request = wire.pack(wire.HelloRequest(seed=config.seed, test_share=config.test_share), {})
     found: dict[str, wire.Hello] = {}
 
-    def take(client: str, answer: bytes) -> None:
+    def accept(client: str, answer: bytes) -> None:
         try:
-            hello = _read_answer(wire.Hello, answer, wire.room())[0]
+            hello = _read_answer(wire.Hello, answer, wire.most_bytes())[0]
             if hello.name != client:
                 raise Refused(f"it says that its name is {hello.name}")
             found[client] = hello
         except Refused as refusal:
             say(f"{client} cannot take part: {refusal}")
 
-    patient = terms._replace(deadline=max(terms.deadline, HELLO_SECONDS))
-    for client in gather(link, dict.fromkeys(names, lambda: request), take, patient):
+    limits = limits._replace(deadline=max(limits.deadline, HELLO_SECONDS))
+    for client in gather(link, dict.fromkeys(names, lambda: request), accept, limits):
         say(f"{client} does not answer and is left out")
     if config.clients is not None and len(found) < config.clients:
         raise RunFailed(f"{len(found)} of {config.clients} clients can take part: {', '.join(found) or 'none'}")
@@ -126,23 +128,27 @@ class About(NamedTuple):
 
     @property
     def n_classes(self) -> int:
+        """The largest number of classes of all clients."""
         return max(client.n_classes for client in self.clients)
 
     @property
     def n_tokens(self) -> int:
+        """The largest vocabulary of all clients."""
         return max(client.n_tokens for client in self.clients)
 
     def to_json(self) -> str:
+        """The text of the file federation.json."""
         return json.dumps({"experiment": self.id, "clients": [one.model_dump() for one in self.clients]}, indent=2)
 
     @staticmethod
     def from_json(text: str) -> "About":
+        """The experiment in the text of a file federation.json."""
         values = json.loads(text)
         return About(values["experiment"], [wire.Hello.model_validate(one) for one in values["clients"]])
 
 
 def new_experiment(found: dict[str, wire.Hello]) -> About:
-    """A new experiment of these clients, by name, if their rows are alike."""
+    """A new experiment with these clients, in the order of their names; their rows must have the same form."""
     clients = [found[name] for name in sorted(found)]
     if not clients:
         raise RunFailed("no client can take part")
@@ -156,16 +162,16 @@ def new_experiment(found: dict[str, wire.Hello]) -> About:
     return About(secrets.token_hex(8), clients)
 
 
-NOT_HERE = (
+SIMULATION_ONLY = (  # options that a federation does not have
     *["data", "data_dir", "partition", "split", "share", "new_clients", "new_epochs", "attack", "attackers"],
     *["executor", "workers", "address", "validation", "unchosen", "pool_rows", "pool_every", "personal_epochs"],
     *["engine", "precision"],
 )
-NEVER_SENT = {*NOT_IN_IDENTITY, *NOT_HERE, "clients"}  # of a config, to clients
+NEVER_SENT = {*NOT_IN_IDENTITY, *SIMULATION_ONLY, "clients"}  # fields of a config that are not sent to clients
 
 
 def make_scene(config: Config, about: About) -> Scene:
-    """The scene as far as the server knows it: the clients' numbers of rows, but no row."""
+    """The scene as far as the server knows it: it has the clients' numbers of rows, but no rows."""
     first = about.clients[0]
     method = make_method(config.method, config.settings, config.solver())
     if method.public_rows:
@@ -173,7 +179,7 @@ def make_scene(config: Config, about: About) -> Scene:
             f"{config.method} needs rows of each class that everybody may see, and in a federation there are none; "
             "choose other settings (for fedrod, another loss)"
         )
-    # A round is in a checkpoint before the next one begins: clients must never be ahead of the server.
+    # Every round is written to a checkpoint before the next one begins: clients must never be ahead of the server.
     fields = {"data": "federation", "partition": "natural", "executor": "one_by_one", "clients": len(about.clients)}
     fields |= {"model": config.model or default_model(first.label_axes, about.n_tokens), "checkpoint_every": 1}
     config = config.model_copy(update=fields | {"settings": all_settings(method)})
@@ -181,7 +187,7 @@ def make_scene(config: Config, about: About) -> Scene:
     example = torch.zeros(first.shape, dtype=dtype)
     task = task_of(config, example, about.n_classes, about.n_tokens)
     label = torch.zeros(example.shape if first.label_axes == 2 else (), dtype=torch.int64)
-    # Rows that exist in number only: every one is row 0 of a table of zeros.
+    # Only the numbers of rows matter: every row is row 0 of a table of zeros.
     train = [np.zeros(one.n_train, np.int64) for one in about.clients]
     test = [np.zeros(one.n_test, np.int64) for one in about.clients]
     population = Population(example[None], label[None], train, test, about.n_classes, config.seed, task.smallest_batch)
@@ -192,7 +198,7 @@ def make_scene(config: Config, about: About) -> Scene:
 
 
 def _read_answer(kind: Any, answer: bytes, most: int) -> tuple[Any, dict[str, Tensor]]:
-    """The fields of an answer of this kind and its tensors; that of an error is refused."""
+    """The fields of an answer of this kind, and its tensors. An error of the client is refused."""
     fields, tensors = wire.unpack(answer, most)
     if fields.get("kind") == "error":
         raise Refused(f"it had an error ({wire.check_fields(wire.ErrorReply, fields).error}); its own log says more")
@@ -202,29 +208,29 @@ def _read_answer(kind: Any, answer: bytes, most: int) -> tuple[Any, dict[str, Te
 # Rounds
 
 
-class Away(NamedTuple):
-    """What is kept here of a client."""
+class ClientVersion(NamedTuple):
+    """What the server keeps of a client's state, which stays with the client."""
 
-    version: Tensor  # after which round its state, which it keeps itself, is the one that counts
+    version: Tensor  # the round after which the state was last accepted; 0 is the initial state
 
 
 class Answer(NamedTuple):
     """What one client answered."""
 
     fields: wire.RoundReply
-    upload: Tree  # None when it did not train
+    upload: Tree  # empty if it did not train
 
 
 class FederatedClients:
     """The clients of a run, reached over a network."""
 
-    scores_late = True  # one message per client and round: it scores the state that it is sent, and trains
+    scores_late = True  # one message per client and round: the client scores the state that it receives, then trains
 
-    def __init__(self, scene: Scene, about: About, folder: Path, say: Say, link: Link, terms: Terms) -> None:
-        self.state = RunState(scene, folder, say, Away(torch.tensor(0)))
-        self.about, self.link, self.terms = about, link, terms
+    def __init__(self, scene: Scene, about: About, folder: Path, say: Say, link: Link, limits: RoundLimits) -> None:
+        self.state = RunState(scene, folder, say, ClientVersion(torch.tensor(0)))
+        self.about, self.link, self.limits = about, link, limits
         self.shapes = self.state.shapes
-        self.how_to_resume = f"go on with: plures federate start --resume {folder}"
+        self.how_to_resume = f"resume it with: plures federate start --resume {folder}"
         values = scene.config.model_dump(exclude=NEVER_SENT, exclude_none=True)
         self.experiment = wire.Experiment(
             id=about.id,
@@ -233,31 +239,31 @@ class FederatedClients:
             n_classes=about.n_classes,
             n_tokens=about.n_tokens,
         )
-        self.earlier = self.versions()  # of the checkpoint before the last one
+        self.earlier = self.versions()  # versions in the checkpoint before the last one
         self.refusals: list[dict[str, Any]] = []
         self.silent: list[dict[str, Any]] = []
         self.wire_bytes = {"down": 0, "up": 0}
 
     def versions(self) -> list[int]:
-        """After which round each client's state is the one that counts."""
+        """The version of each client's state: the round after which it was last accepted."""
         return self.state.store.rows(torch.arange(len(self.about.clients))).version.tolist()
 
     def usage(self) -> Usage:
-        return Usage()  # clients train elsewhere
+        return Usage()  # clients train on other machines
 
     def manifest(self) -> dict[str, Any]:
         own = {"wire": self.wire_bytes, "refusals": self.refusals, "silent": self.silent}
         return self.state.manifest(self.usage()) | own
 
     def load(self) -> None:
-        """Go back to the newest whole checkpoint."""
+        """Load the newest complete checkpoint."""
         found = self.state.load()
         self.earlier = self.versions()
         if found:
             self.wire_bytes, self.refusals, self.silent = found["wire"], found["refusals"], found["silent"]
 
     def models(self) -> dict[int, Tree]:
-        return {}  # clients write down their own
+        return {}  # clients write their own models
 
     def close(self) -> None:
         pass
@@ -269,14 +275,14 @@ class FederatedClients:
         message, n_flops = state.send(ids)
         answers = self._exchange({i: one_of(message, k) for k, i in enumerate(ids)}, score, is_last=False)
         found = {i: answers[i] for i in ids if i in answers}
-        needed = max(1, math.ceil(self.terms.quorum * len(ids)))
+        needed = max(1, math.ceil(self.limits.quorum * len(ids)))
         if len(found) < needed:
             raise RunFailed(
-                f"round {state.round + 1}: {len(found)} of {len(ids)} clients gave an update that could be taken, "
+                f"round {state.round + 1}: {len(found)} of {len(ids)} clients gave an update that could be accepted, "
                 f"{needed} are needed; look at the clients, or lower --quorum."
             )
         trained = Trained(
-            Away(torch.full((len(found),), state.round + 1)),
+            ClientVersion(torch.full((len(found),), state.round + 1)),
             tree.stack([one.upload for one in found.values()]),
             {"loss": torch.tensor([one.fields.loss for one in found.values()])},
             n_flops + sum(one.fields.flops for one in found.values()),
@@ -288,7 +294,7 @@ class FederatedClients:
         return Answers(ids, message, list(found), trained, refused, began, scores)
 
     def evaluate(self, is_last: bool) -> Evaluation:
-        """The scores at the end; every client may write its own model down."""
+        """Score all clients. After the last round, every client also writes its personal model to its disk."""
         began = time.perf_counter()
         return self._evaluation(self._exchange({}, score=True, is_last=is_last), began)
 
@@ -301,17 +307,17 @@ class FederatedClients:
         return {"wire": self.wire_bytes, "refusals": self.refusals, "silent": self.silent}, rows
 
     def _exchange(self, to_train: dict[int, Tree], score: bool, is_last: bool) -> dict[int, Answer]:
-        """What clients answer: those that train, and those that are scored, by their numbers."""
+        """Send messages to all clients that train or are scored. Returns their answers by number of the client."""
         state, method, task = self.state, self.state.scene.method, self.state.scene.task
         served = state.eligible if is_last else state.scored if score else []
         others = [i for i in served if i not in to_train]
-        # Asked for the very clients that train, most methods serve what they send, bit for bit: it travels once.
+        # For the clients that train, most methods serve exactly what they send; equal tensors are then sent only once.
         to_serve = {i: one for i, one in (self._serve(list(to_train)) | self._serve(others)).items() if i in served}
         with torch.no_grad():
             generic = (method.generic(task, state.server) or {}) if score else {}
         asked = {i: self._request(i, i in to_train, score, is_last) for i in sorted({*to_train, *to_serve})}
 
-        def maker(i: int) -> Callable[[], bytes]:
+        def message_maker(i: int) -> Callable[[], bytes]:
             def make() -> bytes:
                 parts: dict[str, Tree] = {}
                 if i in to_train:
@@ -330,7 +336,7 @@ class FederatedClients:
         answers: dict[int, Answer] = {}
         numbers = {one.name: i for i, one in enumerate(self.about.clients)}
 
-        def take(name: str, answer: bytes) -> None:
+        def accept(name: str, answer: bytes) -> None:
             i = numbers[name]
             self.wire_bytes["up"] += len(answer)
             try:
@@ -340,12 +346,12 @@ class FederatedClients:
                 state.say(f"{now}: the answer of {name} is refused: {refusal}")
                 return
             if answers[i].fields.state == "lost":
-                state.say(f"{now}: {name} had lost its state and began anew")
+                state.say(f"{now}: {name} lost its state and started from the initial state")
 
-        messages = {self.about.clients[i].name: maker(i) for i in asked}
-        for name in gather(self.link, messages, take, self.terms):
+        messages = {self.about.clients[i].name: message_maker(i) for i in asked}
+        for name in gather(self.link, messages, accept, self.limits):
             self.silent.append({"round": state.round + 1, "client": name})
-            state.say(f"{now}: {name} did not answer in {self.terms.deadline:g} s")
+            state.say(f"{now}: {name} did not answer in {self.limits.deadline:g} s")
         return dict(sorted(answers.items()))
 
     def _serve(self, ids: list[int]) -> dict[int, Tree]:
@@ -363,20 +369,20 @@ class FederatedClients:
             round=self.state.round,
             version=version,
             keep=min(version, self.earlier[i]),
-            missed=self._missed(i, version),
+            missed=self._missed_rounds(i, version),
             train=train,
             score=score and i in self.state.scored,
             last=is_last,
         )
 
-    def _missed(self, i: int, version: int) -> list[int]:
-        """The rounds since its last one, counted from 1, in which it was asked for an update that was not merged."""
+    def _missed_rounds(self, i: int, version: int) -> list[int]:
+        """The rounds since its version, counted from 1, that asked the client for an update but merged none."""
         return [r + 1 for r in range(version, self.state.round) if i in self.state.cohort(r)]
 
     def check_answer(self, asked: wire.RoundRequest, answer: bytes) -> Answer:
-        """An answer that may be merged; raises Refused with the reason if it may not."""
+        """The answer, if it may be merged; else raises Refused with the reason."""
         form = self.shapes.upload if asked.train else {}
-        fields, tensors = _read_answer(wire.RoundReply, answer, wire.room(form))
+        fields, tensors = _read_answer(wire.RoundReply, answer, wire.most_bytes(form))
         one = self.about.clients[asked.client]
         expected = (asked.experiment.id, asked.round, asked.client)
         if (fields.experiment, fields.round, fields.client) != expected:
@@ -390,7 +396,7 @@ class FederatedClients:
                 raise Refused("its scores are missing, or were not asked for")
             if scores is not None and not (scores.n == one.n_test and 0 <= scores.hits <= scores.n):
                 raise Refused("its scores are not those of its test rows")
-        upload = wire.take("upload", tensors, form)
+        upload = wire.take_part("upload", tensors, form)
         wire.refuse_others(tensors)
         _check_numbers(upload, len(self.about.clients))
         return Answer(fields, upload)
@@ -407,7 +413,7 @@ class FederatedClients:
 
 
 def _check_numbers(upload: Tree, n_clients: int) -> None:
-    """Whole numbers in an upload name clients: the server looks things up by them."""
+    """Refuse integers that are not numbers of clients: the server uses integers of an upload as indices."""
     for name, x in zip(tree.names(upload), tree.leaves(upload), strict=True):
         if not x.is_floating_point() and not bool(((x >= 0) & (x < n_clients)).all()):
             raise Refused(f"upload/{name} names a client that does not exist")
@@ -417,7 +423,7 @@ def _check_numbers(upload: Tree, n_clients: int) -> None:
 
 
 def write_start(config: Config, about: About, folder: Path) -> Scene:
-    """Write down what a new run is made of, and make its scene."""
+    """Write the config and the clients of a new run to its folder, and make its scene."""
     scene = make_scene(config, about)
     write_text(folder / "config.toml", config_toml(scene.config))
     write_text(folder / ABOUT, about.to_json())
@@ -425,7 +431,7 @@ def write_start(config: Config, about: About, folder: Path) -> Scene:
 
 
 def open_scene(folder: Path) -> tuple[Scene, About]:
-    """The scene of a run that was begun before."""
+    """The scene of a run that was started before, and its experiment."""
     if not (folder / ABOUT).exists():
         raise UsageError(f"{folder} is not the folder of a federated run: it has no {ABOUT}")
     about = About.from_json((folder / ABOUT).read_text(encoding="utf-8"))
@@ -433,29 +439,29 @@ def open_scene(folder: Path) -> tuple[Scene, About]:
 
 
 def play(clients: FederatedClients, callback: Callback) -> Result:
-    """Play all rounds that are left, and write the run folder."""
+    """Run all remaining rounds and write the run folder."""
     with one_thread():
         return play_run(clients, callback)
 
 
 def adapt(clients: FederatedClients, client: str, epochs: int) -> dict[str, Any]:
-    """A client that was not in training makes its own model; it keeps it, and its accuracies come back."""
+    """Let a client that did not take part make a personal model, which it keeps. Returns its accuracies."""
     state = clients.state
     with torch.no_grad():
         received = state.scene.method.newcomer(state.scene.task, state.server)
     message = wire.pack(wire.AdaptRequest(experiment=clients.experiment, epochs=epochs), {"newcomer": received})
     found: list[wire.AdaptReply] = []
 
-    def take(name: str, answer: bytes) -> None:
+    def accept(name: str, answer: bytes) -> None:
         try:
-            reply, tensors = _read_answer(wire.AdaptReply, answer, wire.room() + 32 * epochs)
+            reply, tensors = _read_answer(wire.AdaptReply, answer, wire.most_bytes() + 32 * epochs)
             wire.refuse_others(tensors)
             if reply.experiment != clients.about.id or not all(0 <= x <= 1 for x in reply.curve):
-                raise Refused("it is for another experiment, or its accuracies are none")
+                raise Refused("it is for another experiment, or its accuracies are not between 0 and 1")
             found.append(reply)
         except Refused as refusal:
             raise RunFailed(f"the answer of {name} is refused: {refusal}") from None
 
-    if gather(clients.link, {client: lambda: message}, take, clients.terms):
-        raise RunFailed(f"{client} did not answer in {clients.terms.deadline:g} s")
+    if gather(clients.link, {client: lambda: message}, accept, clients.limits):
+        raise RunFailed(f"{client} did not answer in {clients.limits.deadline:g} s")
     return {"client": client, "round": state.round, "epochs": epochs} | found[0].model_dump(exclude={"kind"})

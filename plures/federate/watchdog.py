@@ -1,6 +1,7 @@
-"""Runs a program of Flower's that ends when its parent does. Started as a file, so that it does not import torch.
+"""Runs a program of Flower that ends when its parent does. It is started as a file, so that it does not import torch.
 
-Its standard input is a pipe whose other end only the parent holds: when the parent ends, even by SIGKILL, it closes.
+Its standard input is a pipe whose other end only the parent holds. When the parent ends, even by SIGKILL, the pipe
+closes.
 """
 
 import os
@@ -11,18 +12,19 @@ import time
 from types import SimpleNamespace
 
 
-def _end_with_the_parent() -> None:
+def _end_with_parent() -> None:
     os.read(0, 1)
     os.kill(os.getpid(), signal.SIGTERM)
     threading.Event().wait(5)
     os._exit(1)
 
 
-class _Naps:
-    """How long a SuperNode sleeps between its questions for messages.
+class _Polling:
+    """How long a SuperNode sleeps between its requests for messages.
 
-    By itself it sleeps three seconds, and half a second while a message is being answered: a round of small
-    models would take longer to carry than to compute. Here it asks often while messages come, and seldom when none do.
+    By default it sleeps three seconds, and half a second while a message is being answered, so that a round of small
+    models would spend more time on messages than on training. Here it polls often while messages arrive, and rarely
+    otherwise.
     """
 
     def __init__(self) -> None:
@@ -41,7 +43,8 @@ if __name__ == "__main__":
     sys.path.pop(0)  # the folder of this file, whose modules would hide others
     program = sys.argv[1]
     sys.argv = sys.argv[1:]
-    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    # Imported here: each program needs other parts of Flower, and imports take seconds.
     if program == "flower-superlink":
         from flwr.superlink.cli import flower_superlink as main
     else:
@@ -51,5 +54,5 @@ if __name__ == "__main__":
 
         assert pull_objects.__kwdefaults__ is not None
         pull_objects.__kwdefaults__["initial_backoff"] = 0.1  # as in flower.py
-        start_client_internal.time = SimpleNamespace(sleep=_Naps().sleep)
+        start_client_internal.time = SimpleNamespace(sleep=_Polling().sleep)
     main()

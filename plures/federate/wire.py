@@ -1,7 +1,7 @@
-"""The wire: a message is one safetensors file whose header holds some checked fields. Reading it runs no code.
+"""Messages: each is one safetensors file whose header holds some fields, which are validated. Reading one runs no code.
 
-The shapes of all tensors that may travel in an experiment follow from its method, model and number of clients. Both
-sides work them out for themselves (`simulate.shapes`), print them, and compare every message with them.
+The shapes of all tensors that may be sent in an experiment follow from its method, model and number of clients. Both
+sides compute them independently (`simulate.shapes`), print them, and check every message against them.
 """
 
 import hashlib
@@ -19,16 +19,16 @@ from plures.files import in_bytes
 from plures.simulate.shapes import Shapes
 from plures.tree import Tree
 
-HEADER_ROOM = 1 << 16  # bytes of a message besides its tensors, and
-TENSOR_ROOM = 512  # bytes for the name, the shape and the place of each
+HEADER_BYTES = 1 << 16  # allowed in a message besides its tensors
+TENSOR_BYTES = 512  # allowed for the name, the shape and the position of each tensor
 
 
 class Refused(Exception):
-    """A message that is not what it should be. The text names no value that came from outside unless it is short."""
+    """A message is not as it should be. The text quotes values from outside only if they are short."""
 
 
 def printable(text: str) -> str:
-    """A word from outside, made fit for a terminal and a log."""
+    """A text from outside, shortened and without control characters, for terminals and logs."""
     return "".join(c if c.isprintable() else "?" for c in text[:60])
 
 
@@ -44,7 +44,7 @@ Number = Field(allow_inf_nan=False)
 
 
 class HelloRequest(_Fields):
-    """The server asks what a client has."""
+    """The server asks a client to describe its data."""
 
     kind: Literal["hello"] = "hello"
     seed: int = Count
@@ -52,7 +52,7 @@ class HelloRequest(_Fields):
 
 
 class Hello(_Fields):
-    """What the server must know of a client's data: numbers and shapes, no row of it."""
+    """What the server must know about a client's data: numbers and shapes, but no rows."""
 
     kind: Literal["hello"] = "hello"
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
@@ -76,18 +76,18 @@ class Experiment(_Fields):
 
 
 class RoundRequest(_Fields):
-    """What a client is asked to do with the tensors beside it: to train, to score its model, or both."""
+    """What a client shall do with the tensors of the message: train, score its model, or both."""
 
     kind: Literal["round"] = "round"
     experiment: Experiment
     client: int = Count  # its number in the experiment
-    round: int = Count  # counted from 0: that many are over
-    version: int = Count  # after which round its state is the one that counts; 0 is the start
-    keep: int = Count  # versions before this one are never asked for again
-    missed: list[int]  # rounds, counted from 1, that went on without it
+    round: int = Count  # counted from 0: so many rounds are complete
+    version: int = Count  # the round after which its state was last accepted; 0 is the initial state
+    keep: int = Count  # earlier versions than this will not be needed again
+    missed: list[int]  # rounds, counted from 1, that were completed without it
     train: bool
     score: bool
-    last: bool  # the run has ended: the client may write its model down
+    last: bool  # the run has ended: the client writes its personal model to its disk
 
 
 class Scores(_Fields):
@@ -98,10 +98,12 @@ class Scores(_Fields):
     n: int = Count
 
 
-State = Literal["kept", "new", "lost"]  # a client had its state, it needed none, it had lost it and began anew
+State = Literal["kept", "new", "lost"]  # the client read its state, needed none, or lost it and used the initial one
 
 
 class RoundReply(_Fields):
+    """The answer to a RoundRequest."""
+
     kind: Literal["round"] = "round"
     experiment: str = Field(pattern=r"^[0-9a-f]{16}$")
     client: int = Count
@@ -115,7 +117,7 @@ class RoundReply(_Fields):
 
 
 class AdaptRequest(_Fields):
-    """A client that has not taken part is sent what it makes its own model from."""
+    """Asks a client that did not take part to make a personal model from the tensors of the message."""
 
     kind: Literal["adapt"] = "adapt"
     experiment: Experiment
@@ -123,6 +125,8 @@ class AdaptRequest(_Fields):
 
 
 class AdaptReply(_Fields):
+    """The answer to an AdaptRequest."""
+
     kind: Literal["adapt"] = "adapt"
     experiment: str = Field(pattern=r"^[0-9a-f]{16}$")
     curve: list[float] = Field(max_length=10**4 + 1)  # its accuracy after 0, 1, ... epochs; empty without test rows
@@ -131,7 +135,7 @@ class AdaptReply(_Fields):
 
 
 class ErrorReply(_Fields):
-    """Something went wrong at the client. What, is in its own log: the words of an error may hold data."""
+    """An error occurred at the client. The text of the error is only in its own log, as it may contain data."""
 
     kind: Literal["error"] = "error"
     error: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,60}$")  # the type of the error
@@ -143,7 +147,7 @@ SomeFields = TypeVar("SomeFields", bound=_Fields)
 
 
 def pack(fields: _Fields, parts: dict[str, Tree]) -> bytes:
-    """One message. Tensors that are equal travel once."""
+    """One message. Equal tensors are stored only once."""
     tensors: dict[str, Tensor] = {}
     same: dict[str, str] = {}
     seen: dict[str, str] = {}
@@ -158,9 +162,9 @@ def pack(fields: _Fields, parts: dict[str, Tree]) -> bytes:
 
 
 def unpack(data: bytes, most: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The fields of a message, not yet checked, and its tensors by name."""
+    """The fields of a message, not yet validated, and its tensors by name."""
     if len(data) > most:
-        raise Refused(f"it has {in_bytes(len(data))}, at most {in_bytes(most)} were expected")
+        raise Refused(f"it has {in_bytes(len(data))}, but at most {in_bytes(most)} were expected")
     try:
         length = int.from_bytes(data[:8], "little")
         header = json.loads(data[8 : 8 + length])["__metadata__"]
@@ -175,6 +179,7 @@ def unpack(data: bytes, most: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def check_fields(kind: type[SomeFields], fields: dict[str, Any]) -> SomeFields:
+    """The validated fields of a message of this kind; raises Refused if one is wrong."""
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
@@ -183,53 +188,56 @@ def check_fields(kind: type[SomeFields], fields: dict[str, Any]) -> SomeFields:
         raise Refused(f"its field {printable(where)} is wrong ({first['type']})") from None
 
 
-def room(*contents: Tree) -> int:
-    """The most bytes that a message with this content may have."""
+def most_bytes(*contents: Tree) -> int:
+    """The largest size that a message with this content may have."""
     each = [x for content in contents for x in tree.leaves(content)]
-    return HEADER_ROOM + sum(x.numel() * x.element_size() + TENSOR_ROOM for x in each)
+    return HEADER_BYTES + sum(x.numel() * x.element_size() + TENSOR_BYTES for x in each)
 
 
-def take(part: str, tensors: dict[str, Tensor], form: Tree) -> Tree:
-    """The tensors of a part as a tree like the form. Others than the form has are refused, and what is not finite."""
+def take_part(part: str, tensors: dict[str, Tensor], form: Tree) -> Tree:
+    """Take the tensors of a part out of `tensors`, as a tree like `form`.
+
+    Raises Refused if one is missing, has another shape or type, or has numbers that are not finite.
+    """
     leaves = []
     for name, x in zip(tree.names(form), tree.leaves(form), strict=True):
         found = tensors.pop(f"{part}/{name}", None)
         if found is None:
             raise Refused(f"{part}/{name} is missing")
         if found.shape != x.shape or found.dtype != x.dtype:
-            raise Refused(f"{part}/{name} is {_kind(found)}, not {_kind(x)}")
+            raise Refused(f"{part}/{name} is {_shape_and_type(found)}, not {_shape_and_type(x)}")
         if found.is_floating_point() and not bool(found.isfinite().all()):
             raise Refused(f"{part}/{name} has numbers that are not finite")
         leaves.append(found)
     return tree.unflatten(leaves, tree.flatten(form)[1])
 
 
-def fill(part: str, tensors: dict[str, Tensor], form: Tree, needed: Callable[[Tree], Tree]) -> Tree:
-    """As `take`, with zeros for what the receiver does not need; nothing else may be missing."""
+def take_trimmed_part(part: str, tensors: dict[str, Tensor], form: Tree, needed: Callable[[Tree], Tree]) -> Tree:
+    """As `take_part`, but tensors that the receiver does not need may be missing, and are zeros."""
     names, present = tree.names(form), set(tensors)
     for name, x in zip(names, tree.leaves(form), strict=True):
         tensors.setdefault(f"{part}/{name}", torch.zeros(x.shape, dtype=x.dtype))
-    whole = take(part, tensors, form)
+    whole = take_part(part, tensors, form)
     if {f"{part}/{name}" for name in tree.names(needed(whole))} != {f"{part}/{name}" for name in names} & present:
         raise Refused(f"tensors of {part} are missing")
     return whole
 
 
 def refuse_others(tensors: dict[str, Tensor]) -> None:
-    """Refuse a message with a tensor that nobody asked for."""
+    """Refuse a message with tensors that were not asked for."""
     for name, x in tensors.items():
-        raise Refused(f"{printable(name)} ({_kind(x)}) is not on the list of what travels")
+        raise Refused(f"{printable(name)} ({_shape_and_type(x)}) is not on the list of what travels")
 
 
-def _kind(x: Tensor) -> str:
+def _shape_and_type(x: Tensor) -> str:
     return f"{'x'.join(map(str, x.shape)) or 'one'} {str(x.dtype).removeprefix('torch.')}"
 
 
-# What may travel
+# What may be sent
 
 
 def manifest(shapes: Shapes) -> list[dict[str, Any]]:
-    """Every tensor that may travel: direction, name, shape, type and bytes."""
+    """Every tensor that may be sent: direction, name, shape, type and bytes."""
     out = []
     for part in ("train", "serve", "generic", "newcomer", "upload"):
         form = getattr(shapes, part)
@@ -243,7 +251,7 @@ def manifest(shapes: Shapes) -> list[dict[str, Any]]:
 
 
 def manifest_lines(shapes: Shapes) -> list[str]:
-    """The same for a reader. Of what comes down, equal tensors travel once."""
+    """The manifest as lines of text."""
     rows = manifest(shapes)
     width = max((len(row["name"]) for row in rows), default=0)
     lines = [

@@ -8,6 +8,7 @@ Dropout draws from the key of the batch.
 """
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import Any
@@ -198,6 +199,7 @@ class Task:
     # Parts
 
     def is_head(self, name: str) -> bool:
+        """Weights and bias of the last linear layer."""
         return name.startswith(self.head + ".")
 
     def is_batch_norm(self, name: str) -> bool:
@@ -415,4 +417,6 @@ def build(make: Callable[[], nn.Module], example: Tensor, n_classes: int, seed: 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seeds.key_of(seed, "initial weights"))
         module = make()
+    if isinstance(module, nn.Linear):  # which is all head, and has no name
+        module = nn.Sequential(OrderedDict(head=module))
     return Task(module, example, n_classes)

@@ -1,17 +1,20 @@
-"""AFML: meta-learning that adapts a head on an encoder with random weights, under three trade-offs.
+"""AFML: meta-learning of a head that adapts to each client, on an encoder whose weights are random.
 
 Towards Generalizable Personalized Federated Learning with Adaptive Local Adaptation.
 
-The server keeps means and deviations of the encoder's weights and a head c. In a round it draws one encoder for
-all. A client adapts the head by one step on its support rows and returns the gradients, on its query rows, of
-    loss(adapted head) + alpha * (loss(head as sent, noisy features) + KL(features || N(0, I))),
-with respect to the encoder, through the adaptation too, and of the first term with respect to c. The server
-turns encoder gradients into gradients of means and deviations, adds beta * KL(weights || N(0, I)), and steps.
-The personal model is the mean encoder with a head that is fine-tuned for `pers` epochs.
+The server keeps a head c, and means and standard deviations of the encoder's weights. In each round it draws one
+encoder for all clients. A client adapts the head by one gradient step on its support rows and uploads gradients, on its
+query rows, of
+    loss(adapted head) + alpha * (loss(head as sent, noisy features) + KL(features || N(0, I))).
+These are the gradient of the whole sum with respect to the encoder, through the adaptation step, and that of the first
+term with respect to c. The server turns encoder gradients into gradients of means and deviations, adds those of
+beta * KL(weights || N(0, I)), and takes a step. So three terms trade off how good the model is before
+adaptation, how well it adapts and how simple it is. The personal model is the mean encoder with a head that is
+fine-tuned for `pers` epochs.
 
 Differs from the paper, whose appendix with all numbers is missing: step sizes, alpha and beta are ours; biases and
-normalisation layers are not random. `latent=vib`: features are means, and a layer of its own gives their
-variances; `latent=unit`: variance one, no further weights.
+normalisation layers are not random. With `latent=vib` features are means, and an extra layer gives their variances;
+with `latent=unit` all variances are one, without extra weights.
 """
 
 import math
@@ -33,15 +36,16 @@ from plures.tree import Params
 
 
 class AfmlServer(NamedTuple):
-    model: Params  # means of the encoder's weights, and what is not random
-    spread: Params  # the deviation of a random tensor is softplus of this
-    latent: Params  # features -> log of their variances; empty with latent=unit
-    optimizer: OptimizerState  # of all three
+    model: Params  # means of the encoder's weights, and all tensors that are not random
+    spread: Params  # the standard deviation of a random tensor is softplus of this
+    latent: Params  # layer from features to the log of their variances; empty with latent=unit
+    optimizer: OptimizerState  # for all three
     key: Tensor
     round: Tensor
 
 
 def inverse_softplus(value):
+    """The x with softplus(x) = value."""
     return math.log(math.expm1(value))
 
 
@@ -53,21 +57,27 @@ def divergence(means, deviations):
 
 @dataclass(frozen=True)
 class Afml(Method):
-    """A random encoder for all, a head that adapts to each client."""
+    """A random encoder for all clients, and a head that adapts to each client."""
 
-    inner_lr: float = setting(0.01, "size of the head's step of adaptation", least=0)
-    alpha: float = setting(0.01, "weight of the loss before adaptation and of the features' divergence", least=0)
-    beta: float = setting(1e-6, "weight of the divergence of the encoder's weights", least=0)
-    sigma: float = setting(0.01, "deviation of the encoder's weights at the start; 0 for none", least=0)
-    latent: str = setting("vib", "distribution of features: learned variance, or one", choices=("vib", "unit"))
-    support: float = setting(0.8, "share of rows that the adaptation sees; the others judge it", least=0, most=1)
-    first_order: bool = setting(False, "leave out how the adaptation depends on where it began")
-    server_kind: str = setting("adam", "how the server steps", choices=("sgd", "adam"))
+    inner_lr: float = setting(0.01, "learning rate of the head's adaptation step", least=0)
+    alpha: float = setting(
+        0.01, "weight of the loss before adaptation and of the KL divergence of the features", least=0
+    )
+    beta: float = setting(1e-6, "weight of the KL divergence of the encoder's weights", least=0)
+    sigma: float = setting(
+        0.01, "initial standard deviation of the encoder's weights; with 0 they are not random", least=0
+    )
+    latent: str = setting("vib", "variance of the features: learned, or one", choices=("vib", "unit"))
+    support: float = setting(
+        0.8, "share of rows for the adaptation step; the outer loss uses the others", least=0, most=1
+    )
+    first_order: bool = setting(False, "ignore second derivatives (first-order meta-gradients)")
+    server_kind: str = setting("adam", "optimizer of the server", choices=("sgd", "adam"))
     server_lr: float = setting(0.003, "learning rate of the server", least=0)
     pers: int = setting(5, "epochs of fine-tuning of the personal head", least=0)
 
     def is_random(self, task, name):
-        """Weights of the encoder; biases, normalisation layers and the head have one value."""
+        """Whether a tensor is random: weights of the encoder are; biases, normalisation layers and the head are not."""
         return self.sigma > 0 and task.initial[name].dim() > 1 and not (task.is_head(name) or task.is_norm(name))
 
     # Server
@@ -80,25 +90,28 @@ class Afml(Method):
             like = params[task.head + ".weight"]
             n_features = like.shape[1]
             latent = {"weight": like.new_zeros(n_features, n_features), "bias": like.new_full((n_features,), -5.0)}
-        moving = self.moving(params, spread, latent)
-        optimizer = optimizers.init_optimizer(moving, adam=self.server_kind == "adam")
+        trained = self.trained_parts(params, spread, latent)
+        optimizer = optimizers.init_optimizer(trained, adam=self.server_kind == "adam")
         return AfmlServer(params, spread, latent, optimizer, federation.key, torch.tensor(0))
 
-    def moving(self, model, spread, latent):
-        """All that the server steps."""
+    def trained_parts(self, model, spread, latent):
+        """All that the optimizer of the server updates."""
         return {"model": tree.trainable(model), "spread": spread, "latent": latent}
 
-    def noise(self, server):
-        """The draw of this round, one for all clients."""
+    def draw_noise(self, server):
+        """Standard normal numbers for this round, the same for all clients."""
         key = seeds.mix(server.key, server.round)
         return {name: seeds.normal(key, x.shape, k).to(x.dtype) for k, (name, x) in enumerate(server.spread.items())}
 
-    def drawn(self, server):
-        drawn = {name: server.model[name] + softplus(server.spread[name]) * e for name, e in self.noise(server).items()}
-        return server.model | drawn
+    def draw_model(self, server):
+        """The model of this round, with random weights of the encoder."""
+        noise = self.draw_noise(server)
+        return server.model | {
+            name: server.model[name] + softplus(server.spread[name]) * e for name, e in noise.items()
+        }
 
     def send(self, task, server, ids):
-        return Same({"model": self.drawn(server), "latent": server.latent})
+        return Same({"model": self.draw_model(server), "latent": server.latent})
 
     def serve(self, task, server, ids):
         return Same({"model": server.model, "latent": server.latent})
@@ -107,8 +120,8 @@ class Afml(Method):
         return {"model": server.model, "latent": server.latent}
 
     def server_gradients(self, server, gradients):
-        """From gradients at the drawn weights to gradients of means and deviations, with their divergence."""
-        noise = self.noise(server)
+        """Gradients of means and deviations, from gradients at the drawn weights; the KL term is included."""
+        noise = self.draw_noise(server)
         model, spread = dict(tree.trainable(gradients)), {}
         for name, e in noise.items():
             deviation = softplus(server.spread[name])
@@ -121,7 +134,7 @@ class Afml(Method):
         mean = tree.mean(uploads, torch.ones_like(sizes))
         model, spread = self.server_gradients(server, mean["gradients"])
         gradients = {"model": model, "spread": spread, "latent": mean["latent_gradients"]}
-        now = self.moving(server.model, server.spread, server.latent)
+        now = self.trained_parts(server.model, server.spread, server.latent)
         step = optimizers.adam if self.server_kind == "adam" else optimizers.sgd
         new, optimizer = step(now, gradients, server.optimizer, self.server_lr)
         statistics = {name: x - mean["gradients"][name] for name, x in server.model.items() if tree.is_statistic(name)}
@@ -150,7 +163,7 @@ class Afml(Method):
         return client, {"gradients": gradients, "latent_gradients": found.slow["latent"]}, {"loss": found.loss}
 
     def trade_off(self, task, features, slow, batch):
-        """The loss of the head as sent on noisy features, and the features' divergence from N(0, I)."""
+        """The loss of the head as sent on noisy features, plus the KL divergence of the features from N(0, I)."""
         noise = seeds.normal(batch.key, features.shape, 3).to(features.dtype)
         if self.latent == "vib":
             log_variance = features @ slow["latent"]["weight"].mT + slow["latent"]["bias"]
@@ -162,14 +175,15 @@ class Afml(Method):
         return before + masked_mean(each.flatten(1).sum(1), batch.mask)
 
     def personalize(self, task, received, client, shard):
-        return self.with_fine_tuned_head(task, received["model"], shard, self.pers)
+        return self.fine_tune_head(task, received["model"], shard, self.pers)
 
-    def with_fine_tuned_head(self, task, model, shard, epochs):
+    def fine_tune_head(self, task, model, shard, epochs):
+        """The model with its head trained on a fixed body."""
         head, body = tree.keep(model, task.is_head), tree.drop(model, task.is_head)
         return body | fit_head(task, head, body, shard, self.solver, epochs).params
 
     def adapt(self, task, received, shard, epochs):
-        return self.with_fine_tuned_head(task, received["model"], shard, epochs)
+        return self.fine_tune_head(task, received["model"], shard, epochs)
 
     @property
     def personal_model_name(self):

@@ -1,11 +1,12 @@
-"""APFL: each client mixes a model of its own with its copy of the shared one.
+"""APFL: each client predicts with a learned mixture of a personal model and its copy of the shared model.
 
 Deng et al., Adaptive Personalized Federated Learning, 2020.
 
-For every batch: w <- w - lr * gradient of F(w); v <- v - lr * alpha * gradient of F at alpha v + (1 - alpha) w. Once a
-round alpha takes a step down the same loss, within [0, 1]. w is uploaded; the mixture is the personal model.
+For every batch: w <- w - lr * gradient of F(w); v <- v - lr * alpha * gradient of F at alpha v + (1 - alpha) w. Once
+per round alpha takes a gradient step on the same loss, clipped to [0, 1]. w is uploaded; the mixture is the personal
+model.
 
-Differs from the paper: both models step from their values before the step. `adaptive=false` keeps alpha.
+Differs from the paper: the gradients of both models are taken before either moves. `adaptive=false` keeps alpha fixed.
 """
 
 import dataclasses
@@ -23,37 +24,39 @@ from plures.tree import Params
 
 class APFLClient(NamedTuple):
     own: Params  # v, never uploaded
-    shared: Params  # w as trained in the last round
-    alpha: Tensor
+    shared: Params  # w as trained in the last round; empty with pm=server
+    alpha: Tensor  # share of v in the mixture
 
 
-def mixture(own, shared, alpha):
+def mix(own, shared, alpha):
+    """alpha * own + (1 - alpha) * shared."""
     return tree.map(lambda v, w: torch.lerp(w, v, alpha.to(v.dtype)), own, shared)
 
 
 @dataclass(frozen=True)
 class APFL(Averaged):
-    """An own model, a shared one, and a learned mixture of the two."""
+    """A personal model, the shared model, and a learned mixture of the two."""
 
-    alpha: float = setting(0.75, "share of the own model in the mixture, at the start", least=0, most=1)
+    alpha: float = setting(0.75, "initial share of the personal model in the mixture", least=0, most=1)
     adaptive: bool = setting(True, "whether the share is learned")
-    alpha_lr: float = setting(0.1, "step size of the share", least=0)
-    pm: str = setting("local", "shared model of the mixture: last trained, or received", choices=("local", "server"))
+    alpha_lr: float = setting(0.1, "learning rate of the share", least=0)
+    pm: str = setting(
+        "local", "shared model in the mixture: as last trained, or as received", choices=("local", "server")
+    )
 
     def init_client(self, task, params):
         return APFLClient(params, params if self.pm == "local" else {}, torch.tensor(self.alpha))
 
     def train(self, task, received, client, shard, terms=NO_TERMS):
         def share_loss(alpha, batch, own, shared):
-            mixed = mixture(own, shared, alpha)
-            still = tree.detach(
-                tree.keep(mixed, tree.is_statistic)
-            )  # the gradient of a statistic is no gradient of alpha
-            return task.loss(mixed | still, batch)
+            mixed = mix(own, shared, alpha)
+            # The gradient of a statistic is its update, which must not flow into alpha.
+            statistics = tree.detach(tree.keep(mixed, tree.is_statistic))
+            return task.loss(mixed | statistics, batch)
 
         def objective(both, batch, alpha, penalties):
             shared_loss = with_penalties(task.loss(both["shared"], batch), both["shared"], penalties)
-            return shared_loss + task.loss(mixture(both["own"], tree.detach(both["shared"]), alpha), batch)
+            return shared_loss + task.loss(mix(both["own"], tree.detach(both["shared"]), alpha), batch)
 
         start, alpha = terms.start_from(received), client.alpha
         if self.adaptive:
@@ -70,7 +73,7 @@ class APFL(Averaged):
         )
 
     def personalize(self, task, received, client, shard):
-        return mixture(client.own, client.shared if self.pm == "local" else received, client.alpha)
+        return mix(client.own, client.shared if self.pm == "local" else received, client.alpha)
 
     @property
     def personal_model_name(self):

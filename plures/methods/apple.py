@@ -1,13 +1,13 @@
-"""APPLE: each client's model is a sum of all clients' cores, with weights that it learns.
+"""APPLE: each client's model is a weighted sum of all clients' core models, with weights that the client learns.
 
 Luo and Wu, Adapt to Adaptation: Learning Personalization for Cross-Silo Federated Learning, 2022.
 
-The model of client i is sum_j p_ij core_j. A batch moves its own core, through p_ii, and all p_ij, by the loss plus
-lam(r) * mu * |p_i - p0|^2 with p0 the shares of rows; lam falls from one to zero over the first rounds. The
-own core is uploaded; the server keeps cores and averages nothing. The weights stay with the client.
+The model of client i is sum_j p_ij core_j. Its steps update its own core, through p_ii, and all p_ij. They minimise the
+loss plus lam(r) * mu * |p_i - p0|^2, where p0 are the clients' shares of all rows; lam falls from one to zero over the
+first rounds. The client uploads its core and keeps the weights p_i. The server keeps all cores and averages nothing.
 
-Differs from the paper: with fewer than all others' cores sent, the own core stands for those that were not; a client
-asks next for those with the largest weights, and for a random one. Statistics of BatchNorm are the own ones.
+Differs from the paper: a client may receive only some of the other cores; its own core stands in for the rest. For the
+next round it asks for those with the largest weights and a random one. BatchNorm statistics are the client's own.
 """
 
 import dataclasses
@@ -28,42 +28,45 @@ from plures.tree import Params
 
 class AppleServer(NamedTuple):
     cores: Params  # [client, ...]
-    wanted: Tensor  # [client, M] whose cores each client asked for
-    sizes: Tensor  # [client] rows
+    wanted: Tensor  # [client, M], whose cores each client asked for
+    sizes: Tensor  # [client], numbers of rows
 
 
 class AppleClient(NamedTuple):
     core: Params
     weights: Tensor  # [client], never uploaded
-    model: Params  # the sum, as last trained
-    rounds: Tensor  # that it took part in
+    model: Params  # the weighted sum after the last training
+    rounds: Tensor  # how many rounds it took part in
 
 
-def summed(core, cores, own_weight, weights):
-    """The sum of the own core and the received ones; statistics are the own ones."""
+def sum_cores(core, cores, own_weight, weights):
+    """The weighted sum of the client's core and the received ones; statistics are those of the client's core."""
 
-    def one(name, x):
+    def sum_one(name, x):
         others = torch.tensordot(weights.to(x.dtype), cores[name], 1)
         return x if tree.is_statistic(name) else own_weight.to(x.dtype) * x + others
 
-    return {name: one(name, x) for name, x in core.items()}
+    return {name: sum_one(name, x) for name, x in core.items()}
 
 
 @dataclass(frozen=True)
 class Apple(Method):
-    """Cores travel; the weights of their sum are learned at home."""
+    """Cores are sent and uploaded; each client learns the weights of their sum and keeps them."""
 
-    models: int = setting(5, "cores of others that a client is sent", least=0)
+    models: int = setting(5, "how many cores of other clients a client receives", least=0)
     weights_lr: float = setting(1e-3, "learning rate of the weights", least=0)
-    mu: float = setting(0.1, "pull of the weights towards the shares of rows", least=0)
-    calm: float = setting(0.1, "share of the rounds in which that pull falls to zero", least=0, most=1)
-    fall: str = setting("cos", "how it falls", choices=("cos", "exp"))
-    core_speed: float = setting(1.0, "factor of the core's learning rate, whose gradient has its small weight", least=0)
-    one_hot: bool = setting(False, "begin with all weight on the own core instead of the shares of rows")
+    mu: float = setting(0.1, "strength of the pull of the weights towards the shares of rows", least=0)
+    calm: float = setting(0.1, "share of all rounds after which that pull has fallen to zero", least=0, most=1)
+    fall: str = setting("cos", "shape of that fall: cosine or exponential", choices=("cos", "exp"))
+    core_speed: float = setting(
+        1.0, "factor of the core's learning rate, whose gradient is scaled by its weight in the sum", least=0
+    )
+    one_hot: bool = setting(False, "start with all weight on the client's own core instead of the shares of rows")
 
     refuses = {"ala": "a client gets several cores, and no single model to blend its own with"}
 
     def n_sent(self, n_clients):
+        """How many cores of other clients a client receives."""
         return min(self.models, n_clients - 1)
 
     def init_server(self, task, params, federation):
@@ -89,49 +92,49 @@ class Apple(Method):
     def init_client(self, task, params):
         return AppleClient(params, torch.zeros(self.schedule.n_clients), params, torch.tensor(0))
 
-    def pull(self, round):
+    def pull_strength(self, round):
         """lam(r) * mu."""
         length = max(1.0, self.calm * self.schedule.rounds)
         part = (round / length).clamp(max=1)
         shape = (torch.cos(math.pi * part) + 1) / 2 if self.fall == "cos" else 1e-3**part
         return torch.where(round < length, self.mu * shape, torch.zeros(()))
 
-    def parted(self, weights, whose):
-        """The weight of the own core, which stands for all that were not sent too, and those of the sent ones."""
+    def split_weights(self, weights, whose):
+        """The weight of the client's core, plus those of cores that were not sent; and the weights of sent cores."""
         theirs = (weights[None, :] * one_hot(whose, len(weights))).sum(1)
         return weights.sum() - theirs.sum(), theirs
 
-    def wanted(self, weights, me, shard):
-        """The largest weights, and instead of the last of these a random one."""
+    def choose_wanted(self, weights, me, shard):
+        """Whose cores to ask for: those with the largest weights, but a random one instead of the last."""
         n = len(weights)
         others = weights.abs() - 1e9 * one_hot(me, n)
         if self.n_sent(n) < 2 or self.n_sent(n) == n - 1:
             return others.argsort(descending=True, stable=True)[: self.n_sent(n)]
         order = others.argsort(descending=True, stable=True)[: n - 1]
         first, rest = order[: self.n_sent(n) - 1], order[self.n_sent(n) - 1 :]
-        lot = (seeds.uniform(shard.key, (1,), 77) * len(rest)).to(torch.int64)
-        return torch.cat([first, rest[lot]])
+        pick = (seeds.uniform(shard.key, (1,), 77) * len(rest)).to(torch.int64)
+        return torch.cat([first, rest[pick]])
 
     def train(self, task, received, client, shard):
         def objective(trained, batch, cores, whose, start, pull):
             weights, core = trained["weights"], trained["core"]
-            own, theirs = self.parted(weights, whose)
-            near = (weights - start).square().sum()
-            return task.loss(summed(core, cores, own, theirs), batch) + pull * near
+            own, theirs = self.split_weights(weights, whose)
+            distance = (weights - start).square().sum()
+            return task.loss(sum_cores(core, cores, own, theirs), batch) + pull * distance
 
         me, n = received["me"], self.schedule.n_clients
         shares = received["sizes"] / received["sizes"].sum()
         start = one_hot(me, n).to(torch.float32) if self.one_hot else shares.to(torch.float32)
         weights = torch.where(client.rounds == 0, start, client.weights)
-        given = (received["cores"], received["whose"], start, self.pull(shard.round))
+        given = (received["cores"], received["whose"], start, self.pull_strength(shard.round))
         weights_pace = self.weights_lr / self.solver.lr if self.solver.lr else 0.0
         solver = dataclasses.replace(self.solver, pace=(("core", self.core_speed), ("weights", weights_pace)))
         trained = {"core": client.core, "weights": weights}
         fitted = fit(objective, trained, shard, solver, given=given)
         core, weights = fitted.params["core"], fitted.params["weights"]
-        own, theirs = self.parted(weights, received["whose"])
-        model = summed(core, received["cores"], own, theirs)
-        upload = {"core": core, "wanted": self.wanted(weights, me, shard)}
+        own, theirs = self.split_weights(weights, received["whose"])
+        model = sum_cores(core, received["cores"], own, theirs)
+        upload = {"core": core, "wanted": self.choose_wanted(weights, me, shard)}
         return AppleClient(core, weights, model, client.rounds + 1), upload, {"loss": fitted.loss}
 
     def personalize(self, task, received, client, shard):

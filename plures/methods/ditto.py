@@ -1,11 +1,11 @@
-"""Ditto: FedAvg, beside which each client trains a model of its own, held near the received one.
+"""Ditto: FedAvg, plus a personal model per client that is trained to stay close to the received model.
 
 Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, 2021.
 
-Own model: v <- v - lr * (grad F_i(v) + lam * (v - w)), with w as received; it is never reset.
+Personal model: v <- v - lr * (grad F_i(v) + lam * (v - w)), where w is the received model; v is never reset.
 
-Differs from the paper: the mean is weighted by rows (`weights=uniform` gives the paper's); both
-models take the same number of steps.
+Differs from the paper: the mean is weighted by numbers of rows (`weights=uniform` gives the paper's); both models take
+the same number of steps.
 """
 
 from dataclasses import dataclass
@@ -18,22 +18,20 @@ from plures.tree import Params
 
 
 class DittoClient(NamedTuple):
-    """Never uploaded."""
-
-    model: Params
+    model: Params  # the personal model, never uploaded
 
 
 @dataclass(frozen=True)
 class Ditto(Averaged):
-    """Trains the shared model as FedAvg does, and a personal one that is held near it."""
+    """Trains the shared model as FedAvg does, and a personal model that is kept close to it."""
 
-    lam: float = setting(0.1, "pull of the personal model towards the received one", least=0)
+    lam: float = setting(0.1, "strength of the pull of the personal model towards the received one", least=0)
 
     def init_client(self, task, params):
         return DittoClient(params)
 
-    def near(self, task, own, received, shard, solver):
-        """The client's own model after training, held near the received one."""
+    def train_personal(self, task, own, received, shard, solver):
+        """The personal model after training with the pull towards the received model."""
 
         def loss(params, batch, received):
             return task.loss(params, batch) + self.lam / 2 * tree.sq_dist(params, received)
@@ -42,13 +40,13 @@ class Ditto(Averaged):
 
     def train(self, task, received, client, shard, terms=NO_TERMS):
         _, upload, metrics = Method.train(self, task, received, (), shard, terms)
-        return DittoClient(self.near(task, client.model, received, shard, self.solver)), upload, metrics
+        return DittoClient(self.train_personal(task, client.model, received, shard, self.solver)), upload, metrics
 
     def personalize(self, task, received, client, shard):
         return client.model
 
     def adapt(self, task, received, shard, epochs):
-        return self.near(task, received, received, shard, self.solver.for_epochs(epochs))
+        return self.train_personal(task, received, received, shard, self.solver.for_epochs(epochs))
 
     @property
     def personal_model_name(self):

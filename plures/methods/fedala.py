@@ -1,14 +1,18 @@
-"""FedALA: FedAvg whose clients start from a learned blend of their own and the received model.
+"""FedALA: FedAvg whose clients start local training from a learned blend of their own and the received model.
 
 Zhang et al., FedALA: Adaptive Local Aggregation for Personalized Federated Learning, 2023.
 
-In the upper p layers a client starts from own + W * (received - own), with a W in [0, 1] for every
-weight, learned by gradient steps through that very line on s percent of its rows: until the loss
-settles the first time, one epoch in every later round. Lower layers are taken as received.
+The idea, adaptive local aggregation (ALA), is implemented in `addons/ala.py`, which works around other methods too.
 
-Differs from the paper: the first stage ends after `cap` epochs in any case; whether it is a
-client's first time is counted for each client, not by the round; the s percent are a random
-subset, where the authors' code takes a window; as there, every epoch meets them in one order.
+    start = own + W * (received - own)              in the upper p layers; in lower layers start = received
+    W <- clip(W - eta * dF(start)/dW, 0, 1)         with one number for every weight
+
+W is learned on s percent of the client's rows: the first time until the loss settles, in every later round for one
+epoch. Local training then begins at `start`.
+
+Differs from the paper: the first stage ends after `cap` epochs at the latest. Whether it is the first time is decided
+for each client, not by the round. The s percent are a random subset, where the authors' code takes a window; as there,
+every epoch visits them in the same order.
 """
 
 from plures.methods.addons.ala import Ala
@@ -17,4 +21,5 @@ from plures.methods.fedavg import FedAvg
 
 
 def fedala() -> Method:
+    """FedAvg with the add-on ala."""
     return Ala(host=FedAvg())

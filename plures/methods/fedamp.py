@@ -1,13 +1,13 @@
-"""FedAMP: every client receives a mean of all models in which those like its own weigh more.
+"""FedAMP: every client receives its own weighted mean of all models, in which models similar to its own weigh more.
 
 Huang et al., Personalized Cross-Silo Federated Learning on Non-IID Data, 2021.
 
-Weights: xi_ij = a * exp(-|w_i - w_j|^2 / sigma) for j != i, and xi_ii = 1 - their sum; the client gets
-u_i = sum_j xi_ij w_j and minimises F_i(w) + pull/2 |w - u_i|^2 from there.
+Weights: xi_ij = a * exp(-|w_i - w_j|^2 / sigma) for j != i, and xi_ii = 1 - their sum. The client receives
+u_i = sum_j xi_ij w_j and minimises F_i(w) + pull/2 |w - u_i|^2, starting at u_i.
 
-Differs from the paper: sigma is `sigma` times the median squared distance of the models, which grows with
-their size, and a is `share` / N, so that no weight is negative. `kernel=cosine` is HeurFedAMP: weights of
-the others as exp(sigma * cosine), with a fixed weight for the own model.
+Differs from the paper: sigma is `sigma` times the median squared distance of the models, which grows with their size,
+and a is `share` / N, so that no weight is negative. `kernel=cosine` is HeurFedAMP: other models weigh in proportion to
+exp(sigma * cosine), and the client's own model has a fixed weight.
 """
 
 from dataclasses import dataclass
@@ -22,33 +22,39 @@ from plures.tree import Params
 
 
 class FedAMPServer(NamedTuple):
-    models: Params  # [client, ...] each client's last model
+    models: Params  # [client, ...], each client's last model
 
 
 class FedAMPClient(NamedTuple):
     model: Params  # as trained in the last round
 
 
-def flattened(models):
-    """[client, weight], without statistics."""
+def flatten(models):
+    """[client, weight]: all weights of each model in a row, without statistics."""
     return torch.cat([x.flatten(1) for x in tree.trainable(models).values()], 1)
 
 
-def mixed(models, weights):
-    """Row i is the mean of all models with weights[i]."""
+def mix(models, weights):
+    """Stacked models: model i is the mean of all models with the weights weights[i]."""
     return tree.map(lambda x: torch.tensordot(weights.to(x.dtype), x, 1), models)
 
 
 @dataclass(frozen=True)
 class FedAMP(Collected):
-    """Clients attract each other's models the more the liker they are."""
+    """The more similar the models of two clients are, the more they attract each other."""
 
-    kernel: str = setting("gauss", "likeness of models, by distance or by angle", choices=("gauss", "cosine"))
-    sigma: float = setting(1.0, "width, in median squared distances (gauss), or sharpness (cosine)", least=1e-12)
-    share: float = setting(1.0, "gauss: what N equal models would give away together", least=0, most=1)
+    kernel: str = setting("gauss", "similarity of models: by distance or by angle", choices=("gauss", "cosine"))
+    sigma: float = setting(
+        1.0, "gauss: width, in multiples of the median squared distance; cosine: factor in the exponent", least=1e-12
+    )
+    share: float = setting(1.0, "gauss: the factor a, times the number of clients", least=0, most=1)
     self_weight: float = setting(0.5, "cosine: weight of the client's own model", least=0, most=1)
-    pull: float = setting(0.1, "pull towards the received mixture while training", least=0)
-    start: str = setting("mixture", "where training begins: the received mixture, or own", choices=("mixture", "own"))
+    pull: float = setting(0.1, "strength of the pull towards the received mixture during training", least=0)
+    start: str = setting(
+        "mixture",
+        "where training starts: at the received mixture, or at the client's own model",
+        choices=("mixture", "own"),
+    )
 
     refuses = {addon: "its server keeps a model for each client and none for all" for addon in ("scaffold", "feddyn")}
 
@@ -56,8 +62,8 @@ class FedAMP(Collected):
         return FedAMPServer(tree.repeat(params, federation.n_clients))
 
     def weights(self, models):
-        """[client, client], rows with sum one."""
-        flat = flattened(models)
+        """[client, client]: the weights of all models for each client; each row sums to one."""
+        flat = flatten(models)
         n = len(flat)
         off = 1 - torch.eye(n, dtype=flat.dtype)
         if self.kernel == "gauss":
@@ -73,7 +79,7 @@ class FedAMP(Collected):
         return near + torch.diag(1 - near.sum(1))
 
     def send(self, task, server, ids):
-        return Each(mixed(server.models, self.weights(server.models)[ids]))
+        return Each(mix(server.models, self.weights(server.models)[ids]))
 
     def init_client(self, task, params):
         return FedAMPClient(params)

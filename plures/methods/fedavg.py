@@ -1,9 +1,9 @@
-"""FedAvg: the mean of what clients make of the same model.
+"""FedAvg: clients train the received model, and the server averages the results.
 
 McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017.
 
-Differs from the paper: nothing. `pm=local` scores, and keeps, the model that a client trained in
-its last round, as the Fed-RoD paper does; `pm=global` scores the mean on every client.
+Differs from the paper: nothing. With `pm=local` the personal model is the one that a client trained in its last round,
+as in the Fed-RoD paper; with `pm=global` it is the mean, for every client.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from plures.tree import Params
 
 
 class FedAvgClient(NamedTuple):
-    model: Params  # as trained in the last round; empty where the shared model is scored
+    model: Params  # as trained in the last round; empty with pm=global
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class FedAvg(Averaged):
     """Clients train the received model; the server takes the mean, weighted by rows."""
 
     pm: str = setting(
-        "global", "the personal model: the mean, or the client's last trained model", choices=("global", "local")
+        "global", "the personal model: the mean, or the model that the client last trained", choices=("global", "local")
     )
 
     def init_client(self, task, params):

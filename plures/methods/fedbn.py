@@ -1,10 +1,10 @@
-"""FedBN: FedAvg in which every client keeps its BatchNorm layers, weights and statistics, to itself.
+"""FedBN: FedAvg with private BatchNorm layers: each client keeps their weights and statistics.
 
 Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, 2021.
 
-The layers are found by their type, not by their name. A model without BatchNorm makes it FedAvg.
+BatchNorm layers are found by their type, not by their name. With a model that has none, this is FedAvg.
 
-Differs from the paper: the mean is weighted by rows (`weights=uniform` gives the paper's).
+Differs from the paper: the mean is weighted by numbers of rows (`weights=uniform` gives the paper's).
 """
 
 from plures.methods.addons.keep import KeepLocal
@@ -13,4 +13,5 @@ from plures.methods.fedavg import FedAvg
 
 
 def fedbn() -> Method:
+    """FedAvg with private BatchNorm layers."""
     return KeepLocal(host=FedAvg(), private="batch-norm")

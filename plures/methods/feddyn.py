@@ -1,13 +1,13 @@
-"""FedDyn: FedAvg with a dynamic term that makes the optima of clients agree with that of all.
+"""FedDyn: FedAvg with a dynamic regulariser that aligns each client's optimum with the global optimum.
 
 Acar et al., Federated Learning Based on Dynamic Regularization, 2021.
 
-Local loss: F_i(v) - <gradient_i, v> + alpha/2 |v - w|^2, from v = w as received; then
-gradient_i <- gradient_i - alpha (v - w). The server keeps h <- h - alpha/N sum (w_i - w) and sends the plain
-mean of models minus h / alpha.
+Local loss: F_i(v) - <gradient_i, v> + alpha/2 |v - w|^2, starting at the received model w; then
+gradient_i <- gradient_i - alpha (v - w). The server keeps h <- h - alpha/N sum (w_i - w) and sends the plain mean of
+the models minus h / alpha.
 
-Differs from the paper: h / alpha is kept instead of h, so that alpha may be zero; statistics of BatchNorm
-are averaged and have no dynamic term. `gm=mean` scores the plain mean, as the authors' code does.
+Differs from the paper: the server keeps h / alpha instead of h, so that alpha may be zero. BatchNorm statistics are
+averaged and not regularised. With `gm=mean` the generic model is the plain mean, as in the authors' code.
 """
 
 from plures.methods.addons.feddyn import FedDyn
@@ -16,4 +16,5 @@ from plures.methods.fedavg import FedAvg
 
 
 def feddyn() -> Method:
+    """FedAvg with equal weights and the add-on feddyn."""
     return FedDyn(host=FedAvg(weights="uniform"))

@@ -1,14 +1,15 @@
-"""FedFomo: each client weighs the models of others by how much they help on rows that it set aside.
+"""FedFomo: each client starts from a mean of others' models, weighted by how much they lower its validation loss.
 
 Zhang et al., Personalized Federated Learning with First Order Model Optimization, 2021.
 
-A client gets the models of M others. With p the model before its last training, and L its loss on the rows
-set aside, a model t (one of these, or its own last one) weighs max(0, (L(p) - L(t)) / |t - p|), divided by the
-sum; if any weighs something, the weighted mean is where it trains from, else its own model. The server
-adds the weights up, and sends those that weighed most, or, the earlier the more often, random ones.
+A client receives the models of M other clients. Let p be its model before its last training, and L its loss on
+validation rows that it never trains on. A model t, received or the client's own last one, has the weight
+max(0, (L(p) - L(t)) / |t - p|), divided by the sum of all. Training starts at the weighted mean, or at the client's own
+model if all weights are zero. The server sums up the weights and sends the models with the largest sums or, with a
+probability that falls over the rounds, random ones.
 
-Differs from the paper: the own model is not sent, the client has it. A client with fewer than five rows sets
-one aside; with one row it is used for both.
+Differs from the paper: a client's own model is not sent, as the client has it. A client with fewer than five rows sets
+one row aside; if it has only one row, that row is used for both.
 """
 
 from dataclasses import dataclass
@@ -24,53 +25,56 @@ from plures.methods.base import Collected, Method, fine_tune, setting
 from plures.methods.messages import Each
 from plures.tree import Params
 
-BATCH = 64  # rows of a pass over what is set aside
+BATCH = 64  # validation rows of a batch
 
 
 class FedFomoServer(NamedTuple):
-    models: Params  # [client, ...] each client's last model
-    seen: Tensor  # [client] whether it has uploaded one
-    affinity: Tensor  # [client, client] sum of weights so far
+    models: Params  # [client, ...], each client's last model
+    seen: Tensor  # [client], 1 if it has uploaded a model, else 0
+    affinity: Tensor  # [client, client], sum of the weights so far
     key: Tensor
     round: Tensor
 
 
 class FedFomoClient(NamedTuple):
     model: Params  # as trained in the last round
-    before: Params  # where that training began
+    before: Params  # where that training started
 
 
 @dataclass(frozen=True)
 class FedFomo(Collected):
-    """The server lends models; clients weigh them."""
+    """The server sends models of other clients; a client weighs them on its validation rows."""
 
-    models: int = setting(5, "models of others that a client is sent", least=0)
-    aside: float = setting(0.2, "share of rows that is set aside to weigh models by", least=0.01, most=0.9)
-    explore: float = setting(0.3, "how often random models are sent in the first round; falls to 0", least=0, most=1)
-    pm: str = setting("local", "the personal model: after training, or the weighted mean", choices=("local", "mean"))
+    models: int = setting(5, "how many models of other clients a client receives", least=0)
+    aside: float = setting(0.2, "share of rows that is set aside for validation", least=0.01, most=0.9)
+    explore: float = setting(
+        0.3, "probability of sending random models in the first round; it falls to 0", least=0, most=1
+    )
+    pm: str = setting("local", "the personal model: as last trained, or the weighted mean", choices=("local", "mean"))
 
     refuses = {"ala": "a client gets several models, and no single one to blend its own with"}
 
     def n_sent(self, n_clients):
+        """How many models of other clients a client receives."""
         return min(self.models, n_clients - 1)
 
     def init_server(self, task, params, federation):
         n = federation.n_clients
         return FedFomoServer(tree.repeat(params, n), torch.zeros(n), torch.zeros(n, n), federation.key, torch.tensor(0))
 
-    def picked(self, server, ids):
-        """[receiver, M]: whose models each one is sent."""
+    def choose_models(self, server, ids):
+        """[receiver, M]: whose models each client receives."""
         n = len(server.seen)
-        lots = seeds.uniform(seeds.mix(server.key, server.round), (n, n + 1))[ids]
+        random = seeds.uniform(seeds.mix(server.key, server.round), (n, n + 1))[ids]
         rate = self.explore * (1 - server.round / self.schedule.rounds).clamp(min=0)
-        wish = torch.where(lots[:, :1] < rate, lots[:, 1:], server.affinity[ids] + 1e-6 * lots[:, 1:])
-        wish = wish.double() + 1e6 * server.seen  # models that nobody has made come last
+        priority = torch.where(random[:, :1] < rate, random[:, 1:], server.affinity[ids] + 1e-6 * random[:, 1:])
+        priority = priority.double() + 1e6 * server.seen  # clients that have uploaded no model come last
         own = torch.nn.functional.one_hot(ids, n)
-        return (wish - 1e9 * own).argsort(dim=1, descending=True, stable=True)[:, : self.n_sent(n)]
+        return (priority - 1e9 * own).argsort(dim=1, descending=True, stable=True)[:, : self.n_sent(n)]
 
     def send(self, task, server, ids):
-        picked = self.picked(server, ids)
-        return Each({"models": tree.rows(server.models, picked), "there": server.seen[picked], "whose": picked})
+        chosen = self.choose_models(server, ids)
+        return Each({"models": tree.rows(server.models, chosen), "there": server.seen[chosen], "whose": chosen})
 
     def merge(self, task, server, ids, uploads, sizes):
         weights = uploads["weights"].to(server.affinity.dtype)
@@ -86,8 +90,8 @@ class FedFomo(Collected):
     def init_client(self, task, params):
         return FedFomoClient(params, params)
 
-    def weighed(self, task, received, client, aside):
-        """The weights of the received models and of the own one, which is last; all zero if none helps."""
+    def weigh(self, task, received, client, aside):
+        """The received models and, last, the client's own; and their weights, which are all zero if none helps."""
         models = tree.map(lambda xs, x: torch.cat([xs, x[None]]), received["models"], client.model)
         candidates = tree.map(lambda xs, x: torch.cat([xs, x[None]]), models, client.before)
 
@@ -95,21 +99,22 @@ class FedFomo(Collected):
             return torch.vmap(lambda p: (row_losses(task.logits(p, batch.x), batch.y) * batch.mask).sum())(candidates)
 
         each = measure(losses, candidates, aside, BATCH) / aside.size
-        far = torch.vmap(tree.sq_dist, (0, None))(models, client.before).sqrt()
+        distance = torch.vmap(tree.sq_dist, (0, None))(models, client.before).sqrt()
         there = torch.cat([received["there"], torch.ones(1)])
-        helps = ((each[-1] - each[:-1]) / (far + 1e-5)).clamp(min=0) * there
+        helps = ((each[-1] - each[:-1]) / (distance + 1e-5)).clamp(min=0) * there
         total = helps.sum()
         return models, helps / torch.where(total > 0, total, torch.ones_like(total))
 
-    def weighed_mean(self, task, received, client, aside):
-        models, weights = self.weighed(task, received, client, aside)
+    def weighted_mean(self, task, received, client, aside):
+        """Where training starts, and the weights of all models."""
+        models, weights = self.weigh(task, received, client, aside)
         any_helps = weights.sum() > 0
         mean = tree.map(lambda xs: torch.tensordot(weights.to(xs.dtype), xs, 1), models)
         return tree.where(any_helps, mean, client.model), weights
 
     def train(self, task, received, client, shard):
-        aside, rest = shard.lasting_split(self.aside, "set aside")
-        start, weights = self.weighed_mean(task, received, client, aside)
+        aside, rest = shard.fixed_split(self.aside, "set aside")
+        start, weights = self.weighted_mean(task, received, client, aside)
         _, model, metrics = Method.train(self, task, start, (), rest)
         upload = {"model": model, "weights": weights[:-1], "whose": received["whose"]}
         return FedFomoClient(model, start), upload, metrics
@@ -117,8 +122,8 @@ class FedFomo(Collected):
     def personalize(self, task, received, client, shard):
         if self.pm == "local":
             return client.model
-        aside, _ = shard.lasting_split(self.aside, "set aside")
-        return self.weighed_mean(task, received, client, aside)[0]
+        aside, _ = shard.fixed_split(self.aside, "set aside")
+        return self.weighted_mean(task, received, client, aside)[0]
 
     def adapt(self, task, received, shard, epochs):
         return fine_tune(task, received, shard, self.solver, epochs)
@@ -128,5 +133,5 @@ class FedFomo(Collected):
         return "local" if self.pm == "local" else "weighted mean"
 
     def traffic(self, task, message, upload):
-        """Models; the few numbers beside them are not counted."""
+        """The models; the few numbers sent with them are not counted."""
         return message["models"], upload["model"]

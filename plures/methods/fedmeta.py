@@ -1,12 +1,13 @@
-"""FedMeta: a shared start, learned by gradients through one step of adaptation of the whole model.
+"""FedMeta: clients upload meta-gradients through one adaptation step of the whole model; the server takes the step.
 
 Chen et al., Federated Meta-Learning with Fast Convergence and Efficient Communication, 2018.
 
-A client splits its rows into support and query, takes one step of size inner_lr on the support rows and
-uploads the gradient of the query loss there, as a function of where the step began. The server takes one
-step of size lr along the mean of these gradients. The personal model is fine-tuned from the mean.
+A client splits its rows into support and query rows. It takes one gradient step with learning rate inner_lr on the
+support rows, and uploads the gradient of the query loss after that step with respect to the model before it. The server
+takes one gradient step with the mean of these gradients and learning rate lr. The personal model is the server's model,
+fine-tuned.
 
-Differs from the paper: gradients are over all support and all query rows of a client.
+Differs from the paper: gradients are over all support rows and all query rows of a client.
 """
 
 from dataclasses import dataclass
@@ -30,11 +31,13 @@ class FedMetaServer(NamedTuple):
 
 @dataclass(frozen=True)
 class FedMeta(Method):
-    """One outer gradient a client and round; the server takes the step."""
+    """Each client uploads one meta-gradient per round; the server takes the step."""
 
-    inner_lr: float = setting(0.01, "size of the step of adaptation", least=0)
-    support: float = setting(0.8, "share of rows that the adaptation sees; the others judge it", least=0, most=1)
-    first_order: bool = setting(False, "leave out how the adaptation depends on where it began")
+    inner_lr: float = setting(0.01, "learning rate of the adaptation step", least=0)
+    support: float = setting(
+        0.8, "share of rows for the adaptation step; the outer loss uses the others", least=0, most=1
+    )
+    first_order: bool = setting(False, "ignore second derivatives (first-order meta-gradients)")
     pers: int = setting(5, "epochs of fine-tuning of the personal model", least=0)
 
     def init_server(self, task, params, federation):
@@ -46,8 +49,8 @@ class FedMeta(Method):
     def merge(self, task, server, ids, uploads, sizes):
         gradients = tree.mean(uploads["gradients"], torch.ones_like(sizes))
         stepped = step_down(server.model, gradients, self.solver.rate(server.round))
-        moved = {name: x - gradients[name] for name, x in server.model.items() if tree.is_statistic(name)}
-        return FedMetaServer(stepped | moved, server.round + 1)
+        statistics = {name: x - gradients[name] for name, x in server.model.items() if tree.is_statistic(name)}
+        return FedMetaServer(stepped | statistics, server.round + 1)
 
     def generic(self, task, server):
         return server.model

@@ -1,13 +1,13 @@
-"""FedPer-Meta: a shared body that is good after each client's head has taken a step of adaptation.
+"""FedPer-Meta: a shared body, meta-learned to work well after one adaptation step of each client's private head.
 
-The baseline of that name in the AFML paper: FedPer's split with a meta-learned head.
+The baseline of that name in the AFML paper: FedPer with a meta-learned head.
 
-A client splits its rows into support and query, adapts its head by one step on the support rows, and
-moves body and head down the gradient of the query loss through that step. The body travels and is averaged;
-the head stays, or travels too with `share_head=true`. The personal model fine-tunes the head.
+A client splits its rows into support and query rows and adapts its head by one gradient step on the support rows. Body
+and head then take a gradient step on the query loss, through that adaptation. The body is sent and averaged; the head
+stays with the client, or is sent too with `share_head=true`. The personal model has a fine-tuned head.
 
-Differs from the paper, which says no more than the above: gradients are over all rows; one outer step of size
-lr a round.
+Differs from the paper, which says no more than the above: gradients are over all rows, and there is one outer step with
+learning rate lr per round.
 """
 
 from dataclasses import dataclass
@@ -28,12 +28,14 @@ class FedPerMetaClient(NamedTuple):
 
 @dataclass(frozen=True)
 class FedPerMeta(Method):
-    """The body learns to be adapted to; the head adapts."""
+    """The shared body is trained through the adaptation step of the private head."""
 
-    inner_lr: float = setting(0.01, "size of the head's step of adaptation", least=0)
-    support: float = setting(0.8, "share of rows that the adaptation sees; the others judge it", least=0, most=1)
-    first_order: bool = setting(False, "leave out how the adaptation depends on where it began")
-    share_head: bool = setting(False, "whether the head travels and is averaged too")
+    inner_lr: float = setting(0.01, "learning rate of the head's adaptation step", least=0)
+    support: float = setting(
+        0.8, "share of rows for the adaptation step; the outer loss uses the others", least=0, most=1
+    )
+    first_order: bool = setting(False, "ignore second derivatives (first-order meta-gradients)")
+    share_head: bool = setting(False, "whether the head is sent and averaged too")
     pers: int = setting(5, "epochs of fine-tuning of the personal head", least=0)
 
     def shared(self, task, params):
@@ -60,8 +62,8 @@ class FedPerMeta(Method):
         support, query = shard.split(self.support, "support")
         found = meta_gradients(loss, loss, head, body, support, query, self.inner_lr, self.first_order)
         lr = self.solver.rate(shard.round)
-        steps = {name: x - s for (name, x), s in zip(body.items(), found.slow.values(), strict=True)}
-        body = step_down(body, found.slow, lr) | tree.keep(steps, tree.is_statistic)
+        updated = {name: x - s for (name, x), s in zip(body.items(), found.slow.values(), strict=True)}
+        body = step_down(body, found.slow, lr) | tree.keep(updated, tree.is_statistic)
         head = step_down(head, found.fast, lr)
         upload = self.shared(task, {name: (body | head)[name] for name in model})
         return FedPerMetaClient({} if self.share_head else head), upload, {"loss": found.loss}

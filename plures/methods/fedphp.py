@@ -1,13 +1,13 @@
-"""FedPHP: each client keeps a moving average of its models, which also teaches the next one.
+"""FedPHP: FedAvg, plus a moving average of each client's models, whose features regularise local training.
 
 Li et al., FedPHP: Federated Personalization with Inherited Private Models, 2021.
 
-Local loss: (1 - lam) * F(v) + lam * MMD(features of v, features of p), v from the received model; then
-p <- mu p + (1 - mu) v with mu = min(mu_max, mu_max * c / expected rounds), where c counts the rounds that the
-client took part in. v is uploaded, p is the personal model.
+Local loss: (1 - lam) * F(v) + lam * MMD(features of v, features of p), starting at the received model; then
+p <- mu p + (1 - mu) v with mu = min(mu_max, mu_max * c / expected rounds), where c counts the rounds that the client
+took part in. v is uploaded; p is the personal model.
 
-Differs from the paper: lam and the widths of the MMD's kernels are ours (multiples of the mean squared
-distance of the batch's features), since the paper's are not given.
+Differs from the paper: lam and the widths of the MMD kernels (multiples of the mean squared distance between the
+features of a batch) are ours, since the paper does not give its own.
 """
 
 from dataclasses import dataclass
@@ -21,16 +21,16 @@ from plures.learn.fit import fit
 from plures.methods.base import NO_TERMS, Averaged, setting, with_penalties
 from plures.tree import Params
 
-WIDTHS = (0.5, 1.0, 2.0)
+WIDTHS = (0.5, 1.0, 2.0)  # of the MMD kernels, in mean squared distances
 
 
 class FedPHPClient(NamedTuple):
     model: Params  # p, the moving average, never uploaded
-    rounds: Tensor  # that the client took part in
+    rounds: Tensor  # how many rounds the client took part in
 
 
 def mmd(a, b, mask):
-    """Squared maximum mean discrepancy of two sets of features, row by row of a batch; 0 for equal sets."""
+    """Squared maximum mean discrepancy (MMD) between two sets of features of a batch; 0 for equal sets."""
     rows = torch.cat([a.flatten(1), b.flatten(1)])
     squares = (rows[:, None] - rows[None, :]).square().sum(-1)
     n = mask.sum()
@@ -42,10 +42,10 @@ def mmd(a, b, mask):
 
 @dataclass(frozen=True)
 class FedPHP(Averaged):
-    """A moving average of the client's models, and a loss that keeps their features alike."""
+    """Keeps a moving average of the client's models, and trains new models to have features close to its own."""
 
-    lam: float = setting(0.05, "weight of the likeness of features", least=0, most=1)
-    mu_max: float = setting(0.9, "largest weight of the past in the moving average", least=0, most=1)
+    lam: float = setting(0.05, "weight of the discrepancy between features in the loss", least=0, most=1)
+    mu_max: float = setting(0.9, "largest weight of past models in the moving average", least=0, most=1)
 
     def init_client(self, task, params):
         return FedPHPClient(params, torch.tensor(0))
@@ -54,8 +54,8 @@ class FedPHP(Averaged):
         def objective(params, batch, past, penalties):
             if self.lam == 0:
                 return with_penalties(task.loss(params, batch), params, penalties)
-            unlike = mmd(task.features(params, batch.x), task.features(past, batch.x).detach(), batch.mask)
-            return with_penalties((1 - self.lam) * task.loss(params, batch) + self.lam * unlike, params, penalties)
+            discrepancy = mmd(task.features(params, batch.x), task.features(past, batch.x).detach(), batch.mask)
+            return with_penalties((1 - self.lam) * task.loss(params, batch) + self.lam * discrepancy, params, penalties)
 
         fitted = fit(objective, terms.start_from(received), shard, self.solver, given=(client.model, terms.penalties))
         mu = (self.mu_max * client.rounds / self.schedule.rounds_per_client).clamp(max=self.mu_max)

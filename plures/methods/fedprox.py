@@ -1,11 +1,11 @@
-"""FedProx: FedAvg whose local training is pulled towards the received model.
+"""FedProx: FedAvg with a proximal term that keeps local training close to the received model.
 
 Li et al., Federated Optimization in Heterogeneous Networks, 2020.
 
-Local loss: F_i(v) + mu/2 |v - w|^2, with w as received; statistics of BatchNorm are left out.
+Local loss: F_i(v) + mu/2 |v - w|^2, where w is the received model; BatchNorm statistics are left out of the second
+term.
 
-Differs from the paper: local problems are solved by a fixed number of epochs or steps, not to a
-given inexactness.
+Differs from the paper: clients train for a fixed number of epochs or steps, not to a given inexactness.
 """
 
 from plures.methods.addons.prox import Prox
@@ -14,4 +14,5 @@ from plures.methods.fedavg import FedAvg
 
 
 def fedprox() -> Method:
+    """FedAvg with the add-on prox."""
     return Prox(host=FedAvg())

@@ -1,12 +1,12 @@
-"""FedRep: a shared body and a head of each client's own, trained one after the other.
+"""FedRep: FedAvg with a private head; in each round a client trains its head first and the shared body after it.
 
 Collins et al., Exploiting Shared Representations for Personalized Federated Learning, 2021.
 
-Each round a client first fits its head on the received body, which is frozen and in inference mode
-(so that statistics of BatchNorm do not move), then the body under the fixed head. The body travels.
+In each round a client first trains its head on the received body, which is frozen and in inference mode, so that
+BatchNorm statistics stay as they are. Then it trains the body with the head frozen. Only the body is sent and averaged.
 
-Differs from the paper: the mean is weighted by rows (`weights=uniform` gives the paper's); there is
-no last round in which all heads are trained again.
+Differs from the paper: the mean is weighted by numbers of rows (`weights=uniform` gives the paper's); there is no final
+round in which all heads are trained again.
 """
 
 from dataclasses import dataclass
@@ -24,9 +24,9 @@ class FedRepClient(NamedTuple):
 
 @dataclass(frozen=True)
 class FedRep(Averaged):
-    """The head stays and is trained first; the body travels and takes the solver's epochs or steps."""
+    """Trains the private head first, then the shared body for the epochs or steps of the solver."""
 
-    head_epochs: int = setting(10, "epochs on the head before the body is trained", least=0)
+    head_epochs: int = setting(10, "epochs of training the head before the body", least=0)
 
     def shared(self, task, params):
         return tree.drop(params, task.is_head)

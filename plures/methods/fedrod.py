@@ -1,18 +1,16 @@
-"""Fed-RoD: one shared model trained with a balanced loss, and a personal head added to its logits.
+"""Fed-RoD: FedAvg with a class-balanced loss, and each client adds the logits of a personal head.
 
 Chen and Chao, On Bridging Generic and Personalized Federated Learning for Image Classification, 2022.
 
-Loss of a batch: balanced(generic logits) + cross-entropy(generic logits + personal head(features)),
-where the second term sees features and generic logits as constants: body and generic head learn
-from the balanced loss alone, the personal head from plain cross-entropy alone. With `head=hyper` the
-personal head is made by a shared hypernetwork from the client's class proportions, so that a client
-that never trained has one too; the proportions never travel.
+Loss of a batch: balanced(generic logits) + cross-entropy(generic logits + personal head(features)), where features and
+generic logits are constants in the second term. So body and generic head learn from the balanced loss alone, and the
+personal head from plain cross-entropy alone. With `head=hyper` a shared hypernetwork makes the personal head from the
+client's class proportions, so that a client that never trained has one too; the proportions are never sent.
 
-Differs from the paper: the personal head starts at zero (the paper does not say), so that at first
-the personal model is the generic one. As in the paper's tables, the personal model has the body
-and generic head that the client trained in its last round; `pm_base=server` takes the server's.
-With `loss=meta-bsm` the public set judges by plain cross-entropy: judged by the learned loss itself,
-as printed, weights of zero would look best.
+Differs from the paper: the personal head starts at zero (the paper does not say), so that at first the personal model
+is the generic one. As in the paper's tables, the personal model has the body and the generic head that the client
+trained in its last round; with `pm_base=server` it has the server's. With `loss=meta-bsm` the loss on the public set is
+plain cross-entropy: with the learned loss itself, as printed, weights of zero would be the best.
 """
 
 import dataclasses
@@ -27,24 +25,25 @@ from plures.learn.task import cross_entropy
 from plures.methods.base import NO_TERMS, Averaged, setting, with_penalties
 from plures.methods.ingredients import meta_balance
 from plures.methods.ingredients.balance import LOSSES
-from plures.methods.ingredients.dense import drawn
+from plures.methods.ingredients.dense import draw_weights
 from plures.tree import Params, Tree
 
-HYPER = "hypernetwork/"  # names of what travels beside the model
+HYPER = "hypernetwork/"  # prefix of the names of its tensors, which are sent along with the model
 
 
 class FedRoDClient(NamedTuple):
     head: Params  # the personal head, never uploaded
     model: Params  # body and generic head as trained in the last round; empty with pm_base=server
-    learned: Tree  # strength of the balance and weights of rows, with loss=meta-bsm
+    learned: Tree  # strength of the balancing and weights of rows, with loss=meta-bsm
 
 
 def is_hyper(name):
+    """Whether a tensor is part of the hypernetwork."""
     return name.startswith(HYPER)
 
 
-def generated(hyper, counts):
-    """The personal head of a client with so many rows of each class."""
+def generate_head(hyper, counts):
+    """The personal head that the hypernetwork makes for a client with these numbers of rows of each class."""
     shares = counts / counts.sum().clamp(min=1)
     hidden = torch.relu(hyper[HYPER + "hidden"] @ shares.to(hyper[HYPER + "hidden"].dtype))
     return (hyper[HYPER + "output"] @ hidden).reshape(len(shares), -1)
@@ -52,21 +51,21 @@ def generated(hyper, counts):
 
 @dataclass(frozen=True)
 class FedRoD(Averaged):
-    """A balanced shared model, plus a personal head added to its logits."""
+    """A shared model trained with a balanced loss, plus a personal head whose logits are added."""
 
     head: str = setting(
         "linear",
-        "personal head: the client's own, or made by a shared hypernetwork from its class proportions",
+        "personal head: trained by the client, or made by a shared hypernetwork from its class proportions",
         choices=("linear", "hyper"),
     )
-    loss: str = setting("bsm", "balanced loss of the shared model", choices=(*LOSSES, "meta-bsm"))
-    gamma: float = setting(1.0, "strength of the balance; 1 for bsm, to be tuned for ldam and cdt", least=0)
-    width: int = setting(16, "hidden size of the hypernetwork; the paper has 32 on CIFAR-10", least=1)
-    meta_lr: float = setting(0.01, "step size of what meta-bsm learns on the public set", least=0)
-    learn_gamma: bool = setting(True, "whether meta-bsm learns the strength too, or only the weights of rows")
+    loss: str = setting("bsm", "balanced loss for the shared model", choices=(*LOSSES, "meta-bsm"))
+    gamma: float = setting(1.0, "strength of the balancing; 1 for bsm, to be tuned for ldam and cdt", least=0)
+    width: int = setting(16, "hidden units of the hypernetwork; the paper has 32 on CIFAR-10", least=1)
+    meta_lr: float = setting(0.01, "meta-bsm: learning rate on the public set", least=0)
+    learn_gamma: bool = setting(True, "meta-bsm: whether it learns the strength too, or only the weights of rows")
     pm_base: str = setting(
         "local",
-        "body and generic head of the personal model: last trained, or the server's",
+        "body and generic head of the personal model: as the client last trained them, or the server's",
         choices=("local", "server"),
     )
 
@@ -88,8 +87,8 @@ class FedRoD(Averaged):
             return params
         n_classes, n_features = params[task.head + ".weight"].shape
         like = params[task.head + ".weight"]
-        # Proportions have a length of at most one whatever the number of classes, so weights are drawn within one.
-        hidden = drawn(federation.key, (self.width, n_classes), 1, 0).to(like.dtype)
+        # Class proportions have a norm of at most one for any number of classes, so weights are drawn from [-1, 1).
+        hidden = draw_weights(federation.key, (self.width, n_classes), 1, 0).to(like.dtype)
         return params | {HYPER + "hidden": hidden, HYPER + "output": like.new_zeros(n_classes * n_features, self.width)}
 
     def generic(self, task, server):
@@ -97,7 +96,7 @@ class FedRoD(Averaged):
 
     def init_client(self, task, params):
         head = {"weight": torch.zeros_like(params[task.head + ".weight"])}
-        learned = meta_balance.initial(self.gamma, head["weight"].dtype) if self.loss == "meta-bsm" else ()
+        learned = meta_balance.init_learned(self.gamma, head["weight"].dtype) if self.loss == "meta-bsm" else ()
         return FedRoDClient(head, params if self.pm_base == "local" else {}, learned)
 
     def train(self, task, received, client, shard, terms=NO_TERMS):
@@ -105,12 +104,12 @@ class FedRoD(Averaged):
             shared, personal_head = trained["shared"], trained["head"]
             features = task.training_features(shared, batch)
             generic = task.classify(shared, features)
-            weight = personal_head["weight"] if self.head == "linear" else generated(personal_head, batch.counts)
+            weight = personal_head["weight"] if self.head == "linear" else generate_head(personal_head, batch.counts)
             personal = generic.detach() + features.detach() @ weight.mT
             if self.loss == "meta-bsm":
                 old = trained["recorded"]
-                new = meta_balance.relearned(task, shared, batch, old, lr, self.meta_lr, self.learn_gamma)
-                balanced = meta_balance.weighed_loss(generic, batch, new) + recorded(old, new)
+                new = meta_balance.update_learned(task, shared, batch, old, lr, self.meta_lr, self.learn_gamma)
+                balanced = meta_balance.weighted_loss(generic, batch, new) + recorded(old, new)
             else:
                 balanced = LOSSES[self.loss](generic, batch, self.gamma)
             return with_penalties(balanced, shared, penalties) + cross_entropy(personal, batch)
@@ -121,7 +120,7 @@ class FedRoD(Averaged):
         fitted = fit(objective, trained, shard, self.solver, given=(terms.penalties, self.solver.rate(shard.round)))
         shared, head = fitted.params["shared"], fitted.params["head"]
         upload = shared if self.head == "linear" else shared | head
-        own = head if self.head == "linear" else {"weight": generated(head, shard.counts)}
+        own = head if self.head == "linear" else {"weight": generate_head(head, shard.counts)}
         client = FedRoDClient(own, shared if self.pm_base == "local" else {}, fitted.params["recorded"])
         return client, upload, {"loss": fitted.loss, "steps": fitted.steps}
 
@@ -130,16 +129,16 @@ class FedRoD(Averaged):
         return self.with_head(task, base, client.head["weight"])
 
     def with_head(self, task, base, weight):
-        """Both heads read the same features, so their sum is one head."""
+        """The model whose head is the sum of both heads; they read the same features."""
         name = task.head + ".weight"
         return base | {name: base[name] + weight}
 
     def adapt(self, task, received, shard, epochs):
-        """From the class proportions alone with head=hyper; then that head is trained as a client's own."""
+        """The personal head starts from the class proportions with head=hyper, else at zero, and is then trained."""
         own = dataclasses.replace(self, solver=self.solver.for_epochs(epochs), head="linear", pm_base="local")
         model, client = self.shared(task, received), own.init_client(task, task.initial)
         if self.head == "hyper":
-            client = client._replace(head={"weight": generated(tree.keep(received, is_hyper), shard.counts)})
+            client = client._replace(head={"weight": generate_head(tree.keep(received, is_hyper), shard.counts)})
         client, _, _ = own.train(task, model, client._replace(model=model), shard)
         return own.personalize(task, model, client, shard)
 

@@ -1,9 +1,9 @@
-"""LG-FedAvg: FedAvg in which every client keeps its body to itself and only the head is shared.
+"""LG-FedAvg: FedAvg with a private body per client: only the head is sent and averaged.
 
 Liang et al., Think Locally, Act Globally: Federated Learning with Local and Global Representations, 2020.
 
-Differs from the paper: training starts from the common start and not from a model trained by FedAvg
-before, and no model is chosen by its accuracy on test rows.
+Differs from the paper: training starts from the common initial model, not from a model that FedAvg trained before; and
+no model is chosen by its accuracy on test rows.
 """
 
 from plures.methods.addons.keep import KeepLocal
@@ -12,4 +12,5 @@ from plures.methods.fedavg import FedAvg
 
 
 def lgfedavg() -> Method:
+    """FedAvg with equal weights and a private body."""
     return KeepLocal(host=FedAvg(weights="uniform"), private="body")

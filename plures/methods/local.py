@@ -1,7 +1,7 @@
-"""Local: every client trains alone, from the common start; nothing travels.
+"""Local: every client trains alone from the common initial model; nothing is sent.
 
-Differs from the papers: with partial participation clients take turns, so that each one gets the
-same number of rounds that the others of a comparison get on average.
+Differs from the papers: with partial participation clients take turns, so that each client trains in as many rounds as
+clients of other methods do on average.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class LocalClient(NamedTuple):
 
 @dataclass(frozen=True)
 class Local(Method):
-    """Clients go on training their own model; the server does nothing."""
+    """Each client keeps training its own model; the server does nothing."""
 
     sampling = "in turn"
 

@@ -1,13 +1,13 @@
-"""MTL: every client trains a model of its own; a term draws them all towards their mean.
+"""MTL: every client trains its own model, and a regulariser pulls all models towards their mean.
 
 Smith et al., Federated Multi-Task Learning, 2017, in the form that the Fed-RoD paper compares with.
 
-Local loss: F_i(w_i) + c * (|w_i|^2 + sum_j |w_j - mean|^2); the gradient of the second sum is 2 (w_i - mean), so
-only the mean has to travel. c is a power of ten below one over the number of weights.
+Local loss: F_i(w_i) + c * (|w_i|^2 + sum_j |w_j - mean|^2). The gradient of the sum over j is 2 (w_i - mean), so
+the server only has to send the mean. c is a power of ten below one over the number of weights.
 
-Differs from the paper: the matrix of relations is fixed, the projection that takes out the mean; public code
-has an all-ones matrix in place of the identity there. Models of clients that are not chosen enter the mean
-as last known.
+Differs from the paper: the task relationship matrix is fixed to the projection that removes the mean, where public code
+has an all-ones matrix in place of the identity. A client that does not take part in a round enters the mean with its
+last known model.
 """
 
 import math
@@ -22,7 +22,7 @@ from plures.tree import Params
 
 
 class MtlServer(NamedTuple):
-    models: Params  # [client, ...] each client's last model
+    models: Params  # [client, ...], each client's last model
 
 
 class MtlClient(NamedTuple):
@@ -31,10 +31,12 @@ class MtlClient(NamedTuple):
 
 @dataclass(frozen=True)
 class Mtl(Collected):
-    """Models of clients' own, drawn towards their mean."""
+    """Personal models that are pulled towards their mean."""
 
-    strength: float = setting(0.0, "weight of both terms; 0 means the power of ten by the model's size", least=0)
-    coupled: bool = setting(True, "whether the terms are there at all; without them it is local training")
+    strength: float = setting(
+        0.0, "weight of both regularisation terms; 0 chooses a power of ten by the number of weights", least=0
+    )
+    coupled: bool = setting(True, "whether to use the regularisation terms; without them this is local training")
 
     def init_server(self, task, params, federation):
         return MtlServer(tree.repeat(params, federation.n_clients))
@@ -57,7 +59,7 @@ class Mtl(Collected):
 
         def objective(params, batch, mean, start):
             own = tree.trainable(params)
-            # The mean moves with the client's own model, which is one n-th of it.
+            # The mean changes with the client's own model, which is one n-th of it.
             gradient = {
                 name: 2 * c * (2 * x - mean[name] - (x - start[name]) / n) for name, x in tree.detach(own).items()
             }

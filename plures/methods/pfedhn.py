@@ -1,13 +1,13 @@
-"""pFedHN: a hypernetwork at the server makes every client's model from an embedding of that client.
+"""pFedHN: a hypernetwork on the server generates each client's model from an embedding of that client.
 
 Shamsian et al., Personalized Federated Learning using Hypernetworks, 2021.
 
-The server sends theta = H(v_i); the client trains it and returns the result; the server pulls the change back
-through H: the gradient of (H, v_i) is J^T (theta - trained). H is an MLP with one linear output for each tensor.
+The server sends theta = H(v_i), and the client trains it and uploads the result. The server backpropagates the change
+through H: the gradient of (H, v_i) is J^T (theta - trained). H is an MLP with one linear output layer for each tensor.
 
-Differs from the paper: with several clients in a round the gradients of H are averaged for one step; each embedding
-moves with its own client only. Statistics of BatchNorm stay with the client. `private=head/statistics` keeps
-the head at home too (pFedHN-PC).
+Differs from the paper: with several clients in a round, the gradients of H are averaged for one step; each embedding is
+updated by its own client alone. BatchNorm statistics stay with the client. `private=head/statistics` keeps the head
+with the client too (pFedHN-PC).
 """
 
 from dataclasses import dataclass
@@ -21,33 +21,32 @@ from plures.learn.fit import fit
 from plures.learn.optimizers import OptimizerState
 from plures.methods.addons.keep import KeepLocal
 from plures.methods.base import Method, setting
-from plures.methods.ingredients.dense import drawn
+from plures.methods.ingredients.dense import draw_weights
 from plures.methods.messages import Each
 from plures.tree import Params
 
 
 class PFedHNServer(NamedTuple):
     embeddings: torch.Tensor  # [client, size]
-    net: Params
+    net: Params  # the hypernetwork
     embedding_momentum: torch.Tensor  # [client, size]
     net_optimizer: OptimizerState
 
 
 @dataclass(frozen=True)
 class PFedHN(Method):
-    """The server learns to make models; clients train what they get."""
+    """The server learns to generate models; clients train what they receive."""
 
-    embedding: int = setting(0, "size of an embedding; 0 means one more than a quarter of the clients", least=0)
-    width: int = setting(100, "of the hidden layers of the hypernetwork", least=1)
-    depth: int = setting(3, "hidden layers after the first", least=0)
-    hyper_lr: float = setting(1e-2, "learning rate of hypernetwork and embeddings", least=0)
-    hyper_momentum: float = setting(0.9, "momentum of both", least=0, most=0.999)
-    hyper_decay: float = setting(1e-3, "weight decay of both", least=0)
-    clip: float = setting(50.0, "longest gradient of both", least=0)
+    embedding: int = setting(0, "size of an embedding; 0 chooses a quarter of the number of clients, plus one", least=0)
+    width: int = setting(100, "width of the hypernetwork's hidden layers", least=1)
+    depth: int = setting(3, "number of hidden layers after the first", least=0)
+    hyper_lr: float = setting(1e-2, "learning rate of the hypernetwork and the embeddings", least=0)
+    hyper_momentum: float = setting(0.9, "momentum for both", least=0, most=0.999)
+    hyper_decay: float = setting(1e-3, "weight decay for both", least=0)
+    clip: float = setting(50.0, "gradients of both are clipped to this norm", least=0)
 
     refuses = {
-        addon: "its server makes each client's model anew and keeps no model for all"
-        for addon in ("scaffold", "feddyn")
+        addon: "its server generates each client's model and keeps no model for all" for addon in ("scaffold", "feddyn")
     }
 
     def init_server(self, task, params, federation):
@@ -56,17 +55,19 @@ class PFedHN(Method):
         net = {}
         n_in = size
         for k in range(self.depth + 1):
-            net[f"hidden{k}.weight"] = drawn(key, (self.width, n_in), n_in, 2 * k)
-            net[f"hidden{k}.bias"] = drawn(key, (self.width,), n_in, 2 * k + 1)
+            net[f"hidden{k}.weight"] = draw_weights(key, (self.width, n_in), n_in, 2 * k)
+            net[f"hidden{k}.bias"] = draw_weights(key, (self.width,), n_in, 2 * k + 1)
             n_in = self.width
         for k, (name, x) in enumerate(params.items()):
-            net[f"output.{name}.weight"] = drawn(key, (x.numel(), self.width), self.width, 1000 + 2 * k).to(x.dtype)
-            net[f"output.{name}.bias"] = drawn(key, (x.numel(),), self.width, 1001 + 2 * k).to(x.dtype)
+            net[f"output.{name}.weight"] = draw_weights(key, (x.numel(), self.width), self.width, 1000 + 2 * k).to(
+                x.dtype
+            )
+            net[f"output.{name}.bias"] = draw_weights(key, (x.numel(),), self.width, 1001 + 2 * k).to(x.dtype)
         embeddings = seeds.normal(key, (federation.n_clients, size), 999)
         return PFedHNServer(embeddings, net, torch.zeros_like(embeddings), optimizers.init_optimizer(net))
 
-    def generated(self, task, net, embeddings):
-        """The models of some embeddings [..., size]: every tensor with these axes in front."""
+    def generate(self, task, net, embeddings):
+        """The models for embeddings [..., size]; every tensor has the same leading axes."""
         hidden = embeddings @ net["hidden0.weight"].mT + net["hidden0.bias"]
         for k in range(1, self.depth + 1):
             hidden = torch.relu(hidden) @ net[f"hidden{k}.weight"].mT + net[f"hidden{k}.bias"]
@@ -79,13 +80,13 @@ class PFedHN(Method):
         return {name: output(name) for name in task.initial if f"output.{name}.weight" in net}
 
     def send(self, task, server, ids):
-        return Each(self.generated(task, server.net, server.embeddings[ids]))
+        return Each(self.generate(task, server.net, server.embeddings[ids]))
 
     def merge(self, task, server, ids, uploads, sizes):
         with torch.enable_grad():
             net = tree.map(lambda x: x.detach().requires_grad_(), server.net)
             embeddings = server.embeddings[ids].detach().requires_grad_()
-            sent = self.generated(task, net, embeddings)
+            sent = self.generate(task, net, embeddings)
             change = [x.detach() - uploads[name] for name, x in sent.items()]
             gradients = torch.autograd.grad(list(sent.values()), [embeddings, *net.values()], change)
         own, rest = gradients[0], dict(zip(net, [g / len(ids) for g in gradients[1:]], strict=True))
@@ -110,16 +111,16 @@ class PFedHN(Method):
         return {"net": server.net, "embedding": server.embeddings.mean(0)}
 
     def adapt(self, task, received, shard, epochs):
-        """The embedding alone is fitted, from the mean of all, and what the hypernetwork does not make."""
+        """Trains an embedding, starting at the mean of all, and the tensors that the hypernetwork does not generate."""
 
         def loss(trained, batch, net):
-            return task.loss(trained["rest"] | self.generated(task, net, trained["embedding"]), batch)
+            return task.loss(trained["rest"] | self.generate(task, net, trained["embedding"]), batch)
 
-        made = self.generated(task, received["net"], received["embedding"])
-        rest = {name: x for name, x in task.initial.items() if name not in made}
+        generated = self.generate(task, received["net"], received["embedding"])
+        rest = {name: x for name, x in task.initial.items() if name not in generated}
         trained = {"embedding": received["embedding"], "rest": rest}
         found = fit(loss, trained, shard, self.solver.for_epochs(epochs), given=(received["net"],)).params
-        return found["rest"] | self.generated(task, received["net"], found["embedding"])
+        return found["rest"] | self.generate(task, received["net"], found["embedding"])
 
     @property
     def personal_model_name(self):
@@ -127,4 +128,5 @@ class PFedHN(Method):
 
 
 def pfedhn() -> Method:
+    """pFedHN with private BatchNorm statistics."""
     return KeepLocal(host=PFedHN(), private="statistics")

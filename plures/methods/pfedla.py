@@ -1,17 +1,16 @@
-"""pFedLA: every client receives its own mixture, layer by layer, of all clients' models.
+"""pFedLA: every client receives its own layer-wise weighted mean of all models, with weights from a hypernetwork.
 
 Ma et al., Layer-wised Model Aggregation for Personalized Federated Learning, 2022.
 
-The server keeps each client's last model and, for each client, a small hypernetwork whose output is
-a weight for every (layer, client), with sum one in each layer. A client trains its mixture as in
-FedAvg. Its movement is pulled back through the mixture: mixer <- mixer + lr * J^T (after - before),
-where J is the derivative of the mixture at the models that it was made of.
+For each client, the server keeps its last model and a small hypernetwork. The hypernetwork outputs a weight for every
+(layer, client); the weights of each layer sum to one. A client trains its mixture as in FedAvg. The server
+backpropagates the change through the mixture: mixer <- mixer + lr * J^T (after - before), where J is the Jacobian of
+the mixture with respect to the hypernetwork, at the models that the mixture was made from.
 
-Differs from the paper: the paper does not name the map to weights with sum one; it is softmax here,
-with the last layer at zero, so that the first mixture is the plain mean (`alpha_map=relu_norm` is
-what public code does). A layer is a module with its weight and bias. Statistics of BatchNorm stay
-with the client. The sign of the update is that of the paper's derivation, which moves the weights
-down the loss.
+Differs from the paper: the paper does not name the map to weights that sum to one; here it is softmax, and the last
+layer starts at zero, so that the first mixture is the plain mean (`alpha_map=relu_norm` is what public code does). A
+layer is a module with its weight and bias. BatchNorm statistics stay with the client. The sign of the update is that of
+the paper's derivation, for which a step lowers the loss.
 """
 
 import math
@@ -27,23 +26,23 @@ from plures.methods.base import Collected, Method, setting
 from plures.methods.messages import Each
 from plures.tree import Params
 
-DEPTH = 3  # fully connected layers between embedding and output
+DEPTH = 3  # number of fully connected layers between embedding and output
 
 
 class PFedLAServer(NamedTuple):
-    models: Params  # [client, ...] each client's last model
-    mixers: Params  # [client, ...] each client's embedding and hypernetwork
+    models: Params  # [client, ...], each client's last model
+    mixers: Params  # [client, ...], each client's embedding and hypernetwork
 
 
 @dataclass(frozen=True)
 class PFedLA(Collected):
-    """The server mixes models, each client's in its own way, and learns how from how they move."""
+    """The server mixes all models for each client and learns the weights from how the mixtures change in training."""
 
-    width: int = setting(100, "size of embedding and hidden layers of a hypernetwork", least=1)
+    width: int = setting(100, "size of the embedding and the hidden layers of a hypernetwork", least=1)
     mixer_lr: float = setting(5e-3, "learning rate of the hypernetworks", least=0)
-    alpha_map: str = setting("softmax", "map to weights with sum one", choices=("softmax", "relu_norm"))
-    self_bias: float = setting(0.0, "added at the start to the logit of a client's own model (softmax)")
-    layer_mean: bool = setting(False, "divide each layer's movement by its number of weights")
+    alpha_map: str = setting("softmax", "map to weights that sum to one", choices=("softmax", "relu_norm"))
+    self_bias: float = setting(0.0, "softmax: initial bias of the logit of a client's own model")
+    layer_mean: bool = setting(False, "divide the change of each layer by its number of weights")
 
     refuses = {addon: "its server keeps a model for each client and none for all" for addon in ("scaffold", "feddyn")}
     insides = "plures.report.insides.pfedla:pictures"
@@ -51,20 +50,20 @@ class PFedLA(Collected):
     def init_server(self, task, params, federation):
         n, n_layers = federation.n_clients, len(task.layers_in(params))
 
-        def drawn(stream, *shape):
+        def draw(stream, *shape):
             return seeds.uniform(federation.key, (n, *shape), stream)
 
         bound = 1 / math.sqrt(self.width)
         mixers = {"embedding": seeds.normal(federation.key, (n, self.width), 1000)}
         for k in range(DEPTH):
-            mixers[f"hidden{k}.weight"] = (2 * drawn(2 * k, self.width, self.width) - 1) * bound
-            mixers[f"hidden{k}.bias"] = (2 * drawn(2 * k + 1, self.width) - 1) * bound
+            mixers[f"hidden{k}.weight"] = (2 * draw(2 * k, self.width, self.width) - 1) * bound
+            mixers[f"hidden{k}.bias"] = (2 * draw(2 * k + 1, self.width) - 1) * bound
         if self.alpha_map == "softmax":
             mixers["output.weight"] = torch.zeros(n, n_layers, n, self.width)
             mixers["output.bias"] = self.self_bias * torch.eye(n).unsqueeze(1).repeat(1, n_layers, 1)
         else:
-            mixers["output.weight"] = drawn(100, n_layers, n, self.width)
-            mixers["output.bias"] = drawn(101, n_layers, n)
+            mixers["output.weight"] = draw(100, n_layers, n, self.width)
+            mixers["output.bias"] = draw(101, n_layers, n)
         return PFedLAServer(tree.repeat(params, n), mixers)
 
     def weights(self, mixers: Params, ids: Tensor) -> Tensor:
@@ -80,26 +79,27 @@ class PFedLA(Collected):
         alone = torch.nn.functional.one_hot(ids, logits.shape[-1]).to(logits.dtype).unsqueeze(1)
         return torch.where(total > 0, positive / total.clamp(min=1e-12), alone)
 
-    def mixture(self, task, models, weights):
+    def mix(self, task, models, weights):
+        """The mixture for each receiver, layer by layer."""
         layers = task.layers_in(models)
 
-        def mixed(name, x):
+        def mix_one(name, x):
             shares = weights[:, layers.index(task.layer_of(name))].to(x.dtype)
             return (shares @ x.reshape(len(x), -1)).reshape(-1, *x.shape[1:])
 
-        return {name: mixed(name, x) for name, x in models.items()}
+        return {name: mix_one(name, x) for name, x in models.items()}
 
     def send(self, task, server, ids):
-        return Each(self.mixture(task, server.models, self.weights(tree.rows(server.mixers, ids), ids)))
+        return Each(self.mix(task, server.models, self.weights(tree.rows(server.mixers, ids), ids)))
 
     def merge(self, task, server, ids, uploads, sizes):
         with torch.enable_grad():
             mixers = tree.map(lambda x: x.requires_grad_(), tree.rows(server.mixers, ids))
-            sent = self.mixture(task, server.models, self.weights(mixers, ids))
-            moved = {name: uploads[name] - sent[name].detach() for name in sent}
+            sent = self.mix(task, server.models, self.weights(mixers, ids))
+            change = {name: uploads[name] - sent[name].detach() for name in sent}
             if self.layer_mean:
-                moved = {name: x / self._layer_size(task, uploads, name) for name, x in moved.items()}
-            gradients = torch.autograd.grad(list(sent.values()), list(mixers.values()), [moved[name] for name in sent])
+                change = {name: x / self._layer_size(task, uploads, name) for name, x in change.items()}
+            gradients = torch.autograd.grad(list(sent.values()), list(mixers.values()), [change[name] for name in sent])
         steps = dict(zip(mixers, gradients, strict=True))
         mixers = tree.axpy(self.mixer_lr, steps, tree.detach(mixers))
         return PFedLAServer(tree.put(server.models, ids, uploads), tree.put(server.mixers, ids, mixers))
@@ -109,7 +109,7 @@ class PFedLA(Collected):
         return sum(x[0].numel() for other, x in stacked.items() if task.layer_of(other) == layer)
 
     def snapshot(self, task, server):
-        """The weights of each layer: [receiver, client]."""
+        """The weights of the mixture for each layer: [receiver, client]."""
         each = self.weights(server.mixers, torch.arange(len(server.mixers["embedding"])))
         return {f"alpha/{layer}": each[:, k] for k, layer in enumerate(task.layers_in(server.models))}
 
@@ -123,4 +123,5 @@ def _linear(weight, x):
 
 
 def pfedla() -> Method:
+    """pFedLA with private BatchNorm statistics."""
     return KeepLocal(host=PFedLA(), private="statistics")

@@ -1,12 +1,12 @@
-"""pFedMe: each client's own model is a Moreau envelope around its copy of the shared one.
+"""pFedMe: each client trains a personal model close to the shared one (Moreau envelope); the shared one follows it.
 
 Dinh et al., Personalized Federated Learning with Moreau Envelopes, 2020.
 
-For every batch: find theta near argmin F(theta; batch) + lam/2 |theta - w|^2 by K gradient steps from w,
-then w <- w - lr * lam * (w - theta). The server moves a share beta of the way to the mean of all w.
+For every batch: approximate theta = argmin F(theta; batch) + lam/2 |theta - w|^2 by K gradient steps from w, then
+w <- w - lr * lam * (w - theta). The server moves a share beta of the way to the mean of all w.
 
-Differs from the paper: the personal model is theta itself, of the last batch, and not the client's w;
-clients that are not chosen do not train. `warm=true` goes on from the last theta instead of from w.
+Differs from the paper: the personal model is the theta of the last batch, not the client's w; clients that do not take
+part in a round do not train. With `warm=true` the K steps start at the last theta instead of at w.
 """
 
 from dataclasses import dataclass
@@ -26,13 +26,13 @@ class PFedMeClient(NamedTuple):
 
 @dataclass(frozen=True)
 class PFedMe(Averaged):
-    """Personal models held near the shared one, which moves towards them."""
+    """Personal models are kept close to the shared model, which moves towards them."""
 
-    lam: float = setting(15.0, "pull of the personal model towards the shared one", least=0)
-    inner_steps: int = setting(5, "gradient steps to a personal model for each batch", least=1)
-    inner_lr: float = setting(0.05, "size of these steps", least=0)
-    beta: float = setting(1.0, "share of the way that the server moves to the mean", least=0)
-    warm: bool = setting(False, "begin each batch at the last personal model instead of the shared one")
+    lam: float = setting(15.0, "strength of the pull of the personal model towards the shared one", least=0)
+    inner_steps: int = setting(5, "gradient steps of the personal model for each batch", least=1)
+    inner_lr: float = setting(0.05, "learning rate of these steps", least=0)
+    beta: float = setting(1.0, "share of the way to the mean that the server moves", least=0)
+    warm: bool = setting(False, "start each batch at the last personal model instead of the shared one")
 
     def merge(self, task, server, ids, uploads, sizes):
         mean = super().merge(task, server, ids, uploads, sizes)

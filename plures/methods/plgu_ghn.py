@@ -1,13 +1,13 @@
-"""PLGU-GHN (our reconstruction): pFedHN whose clients train by layer-wise sharpness-aware steps.
+"""PLGU-GHN (our reconstruction): pFedHN whose clients train with layer-wise SAM.
 
-Qu et al., How to Prevent the Poor Performance Clients for Personalized Federated Learning?, 2023,
-names it; its procedure is in a supplement that is not public.
+Named in Qu et al., How to Prevent the Poor Performance Clients for Personalized Federated Learning?, 2023; its
+procedure is in a supplement that is not public.
 
-The client scores the layers of the received model by how far its last trained model is from it, and trains the
+The client scores each layer by the distance between the model that it trained last and the received one, and trains the
 whole model by the steps of PLGU-GRep. The server learns as in pFedHN.
 
-Differs from the paper: it is a reconstruction; this reading needs no more traffic than pFedHN, and lets the
-embedding personalise while the shared hypernetwork generalises.
+Differs from the paper: it is a reconstruction. This reading needs no more traffic than pFedHN, and lets the embedding
+personalise while the shared hypernetwork generalises.
 """
 
 from dataclasses import dataclass
@@ -27,12 +27,12 @@ from plures.tree import Params
 
 class PlguGhnClient(NamedTuple):
     model: Params  # as trained in the last round
-    rounds: Tensor  # that it took part in
+    rounds: Tensor  # how many rounds the client took part in
 
 
 @dataclass(frozen=True)
 class PlguGhn(LayerwiseSteps, PFedHN):
-    """Generated models, trained with layer-wise sharpness."""
+    """Generated models, trained with layer-wise SAM."""
 
     def init_client(self, task, params):
         return PlguGhnClient(params, torch.tensor(0))
@@ -43,10 +43,11 @@ class PlguGhn(LayerwiseSteps, PFedHN):
 
         start = terms.start_from(received)
         each, layer_of = self.layer_scores(task, client.model, start, client.rounds)
-        given = (layer_scores.by_tensor(each, layer_of), self.solver.rate(shard.round), terms.penalties)
+        given = (layer_scores.expand_to_tensors(each, layer_of), self.solver.rate(shard.round), terms.penalties)
         fitted = fit(objective, start, shard, self.solver, given=given)
         return PlguGhnClient(fitted.params, client.rounds + 1), fitted.params, {"loss": fitted.loss}
 
 
 def plgu_ghn() -> Method:
+    """PLGU-GHN with private BatchNorm statistics."""
     return KeepLocal(host=PlguGhn(), private="statistics")

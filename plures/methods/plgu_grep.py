@@ -1,14 +1,14 @@
-"""PLGU-GRep: FedRep whose shared body learns by layer-wise sharpness-aware steps.
+"""PLGU-GRep: FedRep whose shared body is trained with layer-wise SAM.
 
 Qu et al., How to Prevent the Poor Performance Clients for Personalized Federated Learning?, 2023.
 
-The head is fitted on the received body first. Layers of the body are scored by how far the client's last body
-is from the received one; then every step on the body, under the fixed head, is a plain one followed by one
-along the gradient at body + eps, eps = rho * score * g / |g| (equations 11 to 13: three passes).
+A client first trains its head on the received body. Each layer of the body is scored by the distance between the
+client's last body and the received one. Then every step of the body, with the head frozen, is a plain step followed by
+a step along the gradient at body + eps, eps = rho * score * g / |g| (equations 11 to 13: three passes).
 
-Differs from the paper: the client keeps its last body for the scores, which the printed algorithm forgets; the
-body takes the solver's epochs, not one batch; `stages=one` leaves the plain step out. With momentum, both
-steps of a pair are taken as one. The personal model is the server's body under the own head, as in FedRep.
+Differs from the paper: the client keeps its last body for the scores, which the printed algorithm forgets. The body is
+trained for the epochs of the solver, not on one batch. `stages=one` leaves the plain step out. With momentum, the two
+steps of a pair count as one. The personal model is the server's body with the client's head, as in FedRep.
 """
 
 from dataclasses import dataclass
@@ -29,12 +29,12 @@ from plures.tree import Params
 class PlguGRepClient(NamedTuple):
     head: Params  # never uploaded
     body: Params  # as trained in the last round
-    rounds: Tensor  # that it took part in
+    rounds: Tensor  # how many rounds the client took part in
 
 
 @dataclass(frozen=True)
 class PlguGRep(LayerwiseSteps, FedRep):
-    """A private head, and a shared body sharpened by layers."""
+    """A private head, and a shared body trained with layer-wise SAM."""
 
     weights: str = weights_setting("uniform")
 
@@ -50,6 +50,6 @@ class PlguGRep(LayerwiseSteps, FedRep):
 
         each, layer_of = self.layer_scores(task, client.body, received, client.rounds)
         head = fit_head(task, client.head, received, shard, self.solver, self.head_epochs)
-        given = (head.params, layer_scores.by_tensor(each, layer_of), self.solver.rate(shard.round))
+        given = (head.params, layer_scores.expand_to_tensors(each, layer_of), self.solver.rate(shard.round))
         body = fit(body_loss, received, shard, self.solver, given=given)
         return PlguGRepClient(head.params, body.params, client.rounds + 1), body.params, {"loss": body.loss}

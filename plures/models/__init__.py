@@ -1,4 +1,4 @@
 """Models: plain `nn.Module` classes by name, each made from the shape of a row and the number of classes.
 
-How they are trained is not here.
+Training is not here.
 """

@@ -1,12 +1,12 @@
-"""What models ask of the rows that they read."""
+"""Checks of the shape of a row, and the size of images after convolutions."""
 
 from plures.errors import UsageError
 
 Shape = tuple[int, ...]
 
 
-def image(name: str, shape: Shape, least: int) -> tuple[int, int, int]:
-    """Channels, height and width of a row, if it is an image that the model can read."""
+def check_image(name: str, shape: Shape, least: int) -> tuple[int, int, int]:
+    """Channels, height and width of a row; refuses rows that are not images of at least this size."""
     if len(shape) != 3 or min(shape[1:]) < least:
         raise UsageError(
             f"model {name} needs images of at least {least}x{least}, got rows of shape {tuple(shape)}; "
@@ -15,8 +15,8 @@ def image(name: str, shape: Shape, least: int) -> tuple[int, int, int]:
     return shape
 
 
-def tokens(name: str, shape: Shape, n_tokens: int) -> None:
-    """Refuse rows that are no rows of tokens."""
+def check_tokens(name: str, shape: Shape, n_tokens: int) -> None:
+    """Refuse rows that do not hold tokens."""
     if len(shape) != 1 or n_tokens < 1:
         raise UsageError(
             f"model {name} needs rows of tokens, got rows of shape {tuple(shape)}"
@@ -24,8 +24,8 @@ def tokens(name: str, shape: Shape, n_tokens: int) -> None:
         )
 
 
-def after(side: int, *steps: str) -> int:
-    """The side of an image after 5x5 and 3x3 convolutions without padding, and 2x2 pooling."""
+def side_after(side: int, *steps: str) -> int:
+    """The side of an image after unpadded 5x5 and 3x3 convolutions (steps "5" and "3") and 2x2 pooling ("pool")."""
     for step in steps:
         side = {"5": side - 4, "3": side - 2, "pool": side // 2}[step]
     return side

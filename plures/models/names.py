@@ -1,8 +1,8 @@
-"""The models by name. Each takes the shape of a row and the number of classes; models of text the number of tokens too.
+"""The models by name. Each takes the shape of a row and the number of classes; text models also the number of tokens.
 
-A model's head is its last linear layer, unless the class says otherwise with `head_name`. Its layers are the modules
-that own tensors; a deep model may group them with `block_names`, from the input to the head, for methods that count
-in blocks.
+The head of a model is its last linear layer, unless its class names another with `head_name`. Its layers are the
+modules that have tensors of their own. A deep model may group them with `block_names`, from the input to the head, for
+methods that count blocks.
 """
 
 import inspect
@@ -45,22 +45,22 @@ MODELS: "Registry[Callable[..., nn.Module]]" = Registry(
 
 
 def model_maker(name: str, shape: "Shape", n_classes: int, n_tokens: int = 0) -> "Callable[[], nn.Module]":
-    """A function that makes the named model, or the user's own given as `module:Class`."""
-    made = MODELS.find(name)
-    accepted = inspect.signature(made).parameters
+    """A function that makes the named model, or a user's own model, which is named as `module:Class`."""
+    model_class = MODELS.find(name)
+    accepted = inspect.signature(model_class).parameters
     if n_tokens and name in MODELS and "n_tokens" not in accepted:
         text = [other for other, model in MODELS.items() if "n_tokens" in inspect.signature(model).parameters]
         raise UsageError(
             f"model {name} reads images or numbers, and the rows hold tokens; "
-            f"choose a model of text ({', '.join(text)}) or other data"
+            f"choose a text model ({', '.join(text)}) or other data"
         )
-    return with_arguments(made, shape, n_classes, n_tokens)
+    return bind_arguments(model_class, shape, n_classes, n_tokens)
 
 
-def with_arguments(
-    made: "Callable[..., nn.Module]", shape: "Shape", n_classes: int, n_tokens: int
+def bind_arguments(
+    make: "Callable[..., nn.Module]", shape: "Shape", n_classes: int, n_tokens: int
 ) -> "Callable[[], nn.Module]":
-    """A class or function that makes a model, with those of the arguments that it takes."""
-    accepted = inspect.signature(made).parameters
+    """A function without arguments that makes the model; `make` gets those of the arguments that it accepts."""
+    accepted = inspect.signature(make).parameters
     known = {"shape": shape, "n_classes": n_classes, "n_tokens": n_tokens}
-    return lambda: made(**{key: value for key, value in known.items() if key in accepted})
+    return lambda: make(**{key: value for key, value in known.items() if key in accepted})

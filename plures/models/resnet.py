@@ -1,7 +1,7 @@
 """Deep convolutional models: residual networks and VGG.
 
-Weights start as torch starts them. Where a model has GroupNorm it is in two groups, as is usual
-with federated data; GroupNorm has as many weights as BatchNorm and no statistics.
+Weights are initialised as torch does. GroupNorm has two groups, as is usual in federated learning; it has as many
+weights as BatchNorm and no statistics.
 """
 
 from typing import Literal
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from plures.models.inputs import Shape, image
+from plures.models.inputs import Shape, check_image
 
 Norm = Literal["batch", "group"]
 
@@ -21,13 +21,13 @@ def _norm(kind: Norm, channels: int) -> nn.Module:
     return nn.BatchNorm2d(channels) if kind == "batch" else nn.GroupNorm(_GROUPS, channels)
 
 
-def _mean_of_maps(x: Tensor) -> Tensor:
-    """Each channel's mean over the whole image, whatever its size: adaptive pooling to one pixel."""
+def _global_average_pool(x: Tensor) -> Tensor:
+    """The mean of each channel over the whole image."""
     return x.mean((-2, -1))
 
 
 class _ConvNorm(nn.Module):
-    """A convolution that keeps the size of the image but for its stride, and a normalisation."""
+    """A convolution with 'same' padding, then normalisation."""
 
     def __init__(self, n_in: int, n_out: int, kernel: int, stride: int, norm: Norm) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class _ConvNorm(nn.Module):
 
 
 class _Padded(nn.Module):
-    """A shortcut without weights: every second pixel, and channels of zeros for those that are new."""
+    """A shortcut without weights: subsampled by the stride, with zeros in the new channels."""
 
     def __init__(self, n_new: int, stride: int) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class _Padded(nn.Module):
 
 
 class _Basic(nn.Module):
-    """Two 3x3 convolutions beside a shortcut."""
+    """Two 3x3 convolutions with a shortcut."""
 
     growth = 1
 
@@ -59,10 +59,10 @@ class _Basic(nn.Module):
         self.first = _ConvNorm(n_in, width, 3, stride, norm)
         self.second = _ConvNorm(width, width, 3, 1, norm)
         same = stride == 1 and n_in == width
-        self.shortcut = nn.Identity() if same else self.resized(n_in, width, stride, norm)
+        self.shortcut = nn.Identity() if same else self.make_shortcut(n_in, width, stride, norm)
 
-    def resized(self, n_in: int, n_out: int, stride: int, norm: Norm) -> nn.Module:
-        """The shortcut where the size or the number of channels changes."""
+    def make_shortcut(self, n_in: int, n_out: int, stride: int, norm: Norm) -> nn.Module:
+        """The shortcut for a block that changes the size or the number of channels."""
         return _ConvNorm(n_in, n_out, 1, stride, norm)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -70,12 +70,12 @@ class _Basic(nn.Module):
 
 
 class _BasicPadded(_Basic):
-    def resized(self, n_in: int, n_out: int, stride: int, norm: Norm) -> nn.Module:
+    def make_shortcut(self, n_in: int, n_out: int, stride: int, norm: Norm) -> nn.Module:
         return _Padded(n_out - n_in, stride)
 
 
 class _Bottleneck(nn.Module):
-    """A 3x3 convolution, which has the stride, between two of 1x1; beside a shortcut."""
+    """A 3x3 convolution, which has the stride, between two 1x1 convolutions; with a shortcut."""
 
     growth = 4
 
@@ -94,19 +94,19 @@ class _Bottleneck(nn.Module):
 
 
 class _ResNet(nn.Module):
-    """A stem, stages `layer1`, `layer2`, ... of residual blocks, the mean of the maps, a head."""
+    """A stem, stages `layer1`, `layer2`, ... of residual blocks, global average pooling, and a head."""
 
     name: str
-    least: int  # pixels a side
+    least: int  # smallest height and width of images, in pixels
     norm: Norm = "batch"
-    large_stem: bool  # 7x7 with stride 2 and max-pooling, or 3x3
+    large_stem: bool  # True: 7x7 with stride 2 and max-pooling; False: 3x3
     block: type[_Basic | _Bottleneck]
-    widths: tuple[int, ...]  # of the stages; all but the first halve the image
-    depths: tuple[int, ...]  # blocks of the stages
+    widths: tuple[int, ...]  # channels of each stage; all stages but the first halve the image
+    depths: tuple[int, ...]  # number of blocks of each stage
 
     def __init__(self, shape: Shape, n_classes: int) -> None:
         super().__init__()
-        n_in, _, _ = image(self.name, shape, self.least)
+        n_in, _, _ = check_image(self.name, shape, self.least)
         kernel, stride = (7, 2) if self.large_stem else (3, 1)
         self.stem = _ConvNorm(n_in, self.widths[0], kernel, stride, self.norm)
         n_in, self.stages = self.widths[0], [f"layer{k}" for k in range(1, len(self.widths) + 1)]
@@ -126,11 +126,11 @@ class _ResNet(nn.Module):
             x = F.max_pool2d(x, 3, stride=2, padding=1)
         for stage in self.stages:
             x = getattr(self, stage)(x)
-        return self.head(_mean_of_maps(x))
+        return self.head(_global_average_pool(x))
 
 
 class ResNet18(_ResNet):
-    """ResNet-18 for images of 64 pixels a side and more: 7x7 stem with stride 2, max-pooling, BatchNorm."""
+    """ResNet-18 for images of at least 64x64 pixels: 7x7 stem with stride 2, max-pooling, BatchNorm."""
 
     name, least, large_stem = "resnet18", 16, True
     block, widths, depths = _Basic, (64, 128, 256, 512), (2, 2, 2, 2)
@@ -155,14 +155,14 @@ class ResNet18SmallGn(ResNet18Small):
 
 
 class ResNet50(_ResNet):
-    """ResNet-50 with bottlenecks, a 7x7 stem with stride 2, max-pooling and GroupNorm."""
+    """ResNet-50: bottleneck blocks, 7x7 stem with stride 2, max-pooling, GroupNorm."""
 
     name, least, norm, large_stem = "resnet50", 16, "group", True
     block, widths, depths = _Bottleneck, (64, 128, 256, 512), (3, 4, 6, 3)
 
 
 class ResNet8(_ResNet):
-    """The ResNet of 8 layers for CIFAR: 16, 32 and 64 channels, shortcuts without weights, BatchNorm."""
+    """The CIFAR ResNet with 8 layers: 16, 32 and 64 channels, shortcuts without weights, BatchNorm."""
 
     name, least, large_stem = "resnet8", 8, False
     block, widths, depths = _BasicPadded, (16, 32, 64), (1, 1, 1)
@@ -175,7 +175,7 @@ class ResNet8Gn(ResNet8):
 
 
 class ResNet20(ResNet8):
-    """The ResNet of 20 layers for CIFAR: 16, 32 and 64 channels, shortcuts without weights, BatchNorm."""
+    """The CIFAR ResNet with 20 layers: 16, 32 and 64 channels, shortcuts without weights, BatchNorm."""
 
     name, depths = "resnet20", (3, 3, 3)
 
@@ -187,7 +187,7 @@ class ResNet20Gn(ResNet20):
 
 
 class _PreActivated(nn.Module):
-    """Two 3x3 convolutions, each after normalisation and ReLU, beside a shortcut."""
+    """Two 3x3 convolutions, each after normalisation and ReLU, with a shortcut."""
 
     def __init__(self, n_in: int, n_out: int, stride: int) -> None:
         super().__init__()
@@ -204,15 +204,15 @@ class _PreActivated(nn.Module):
 
 
 class WideResNet28(nn.Module):
-    """Wide ResNet of 28 layers, ten times as wide as those for CIFAR, with GroupNorm and no dropout."""
+    """Wide ResNet with 28 layers, ten times as wide as the CIFAR ResNets, with GroupNorm, without dropout."""
 
     block_names = ["stem", "layer1", "layer2", "layer3", "norm", "head"]
     widths = (160, 320, 640)
-    depth = 4  # blocks of a stage
+    depth = 4  # blocks per stage
 
     def __init__(self, shape: Shape, n_classes: int) -> None:
         super().__init__()
-        channels, _, _ = image("wrn28-10", shape, 8)
+        channels, _, _ = check_image("wrn28-10", shape, 8)
         first, second, third = self.widths
         self.stem = nn.Conv2d(channels, 16, 3, padding=1, bias=False)
         self.layer1 = self._stage(16, first, 1)
@@ -227,19 +227,19 @@ class WideResNet28(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.layer3(self.layer2(self.layer1(self.stem(x))))
-        return self.head(_mean_of_maps(torch.relu(self.norm(x))))
+        return self.head(_global_average_pool(torch.relu(self.norm(x))))
 
 
 class Vgg11(nn.Module):
-    """VGG-11 with one linear layer: eight 3x3 convolutions of 64 to 512 channels, five poolings."""
+    """VGG-11 with one linear layer: eight 3x3 convolutions with 64 to 512 channels, max-pooling after five of them."""
 
     name, batch_norm = "vgg11", False
     widths = (64, 128, 256, 256, 512, 512, 512, 512)
-    pooled = (True, True, False, True, False, True, False, True)  # after which of the convolutions
+    pooled = (True, True, False, True, False, True, False, True)  # whether pooling follows each convolution
 
     def __init__(self, shape: Shape, n_classes: int) -> None:
         super().__init__()
-        n_in, _, _ = image(self.name, shape, 32)
+        n_in, _, _ = check_image(self.name, shape, 32)
         self.block_names = [f"conv{k}" for k in range(1, len(self.widths) + 1)]
         for block, width in zip(self.block_names, self.widths, strict=True):
             conv = nn.Conv2d(n_in, width, 3, padding=1)
@@ -254,7 +254,7 @@ class Vgg11(nn.Module):
             x = torch.relu(getattr(self, block)(x))
             if pooled:
                 x = F.max_pool2d(x, 2)
-        return self.head(_mean_of_maps(x))
+        return self.head(_global_average_pool(x))
 
 
 class Vgg11Bn(Vgg11):

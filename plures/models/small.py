@@ -1,15 +1,15 @@
-"""Small models of numbers and images."""
+"""Small models for numbers and images."""
 
 import math
 
 import torch
 from torch import Tensor, nn
 
-from plures.models.inputs import Shape, after, image
+from plures.models.inputs import Shape, check_image, side_after
 
 
 class Mlp(nn.Module):
-    """One hidden layer of 64."""
+    """A fully connected network with one hidden layer of 64 units."""
 
     def __init__(self, shape: Shape, n_classes: int) -> None:
         super().__init__()
@@ -21,12 +21,12 @@ class Mlp(nn.Module):
 
 
 class Cnn4(nn.Module):
-    """FedALA's 4-layer CNN: 5x5 convolutions of 32 and 64 channels with pooling, 512, classes."""
+    """FedALA's 4-layer CNN: two 5x5 convolutions with 32 and 64 channels and pooling, a hidden layer of 512 units."""
 
     def __init__(self, shape: Shape, n_classes: int) -> None:
         super().__init__()
-        channels, height, width = image("cnn4", shape, 16)
-        size = 64 * after(height, "5", "pool", "5", "pool") * after(width, "5", "pool", "5", "pool")
+        channels, height, width = check_image("cnn4", shape, 16)
+        size = 64 * side_after(height, "5", "pool", "5", "pool") * side_after(width, "5", "pool", "5", "pool")
         self.conv1 = nn.Conv2d(channels, 32, 5)
         self.conv2 = nn.Conv2d(32, 64, 5)
         self.hidden = nn.Linear(size, 512)
@@ -39,19 +39,19 @@ class Cnn4(nn.Module):
 
 
 class RodCnn(nn.Module):
-    """Fed-RoD's networks: two 5x5 convolutions and 50 features for grey images, three 3x3 and 64 for colour."""
+    """Fed-RoD's CNNs: two 5x5 convolutions and 50 features for grey images, three 3x3 and 64 for colour images."""
 
     def __init__(self, shape: Shape, n_classes: int) -> None:
         super().__init__()
-        channels, height, width = image("rod-cnn", shape, 16)
+        channels, height, width = check_image("rod-cnn", shape, 16)
         if channels == 1:
-            size = 64 * after(height, "5", "pool", "5", "pool") * after(width, "5", "pool", "5", "pool")
+            size = 64 * side_after(height, "5", "pool", "5", "pool") * side_after(width, "5", "pool", "5", "pool")
             self.conv1, self.conv2 = nn.Conv2d(1, 32, 5), nn.Conv2d(32, 64, 5)
             self.conv3 = None
             self.hidden, self.head = nn.Linear(size, 50), nn.Linear(50, n_classes, bias=False)
         else:
             steps = ("3", "pool", "3", "pool", "3")
-            size = 64 * after(height, *steps) * after(width, *steps)
+            size = 64 * side_after(height, *steps) * side_after(width, *steps)
             self.conv1, self.conv2 = nn.Conv2d(channels, 32, 3), nn.Conv2d(32, 64, 3)
             self.conv3 = nn.Conv2d(64, 64, 3)
             self.hidden, self.head = nn.Linear(size, 64), nn.Linear(64, n_classes, bias=False)
@@ -65,14 +65,14 @@ class RodCnn(nn.Module):
 
 
 class HnCnn(nn.Module):
-    """The CNN of pFedHN and pFedLA: 5x5 convolutions of 16 and 32 channels, 120, 84, classes."""
+    """The CNN of pFedHN and pFedLA: two 5x5 convolutions with 16 and 32 channels, hidden layers of 120 and 84 units."""
 
     batch_norm = False
 
     def __init__(self, shape: Shape, n_classes: int) -> None:
         super().__init__()
-        channels, height, width = image("hncnn", shape, 16)
-        size = 32 * after(height, "5", "pool", "5", "pool") * after(width, "5", "pool", "5", "pool")
+        channels, height, width = check_image("hncnn", shape, 16)
+        size = 32 * side_after(height, "5", "pool", "5", "pool") * side_after(width, "5", "pool", "5", "pool")
         self.conv1 = nn.Conv2d(channels, 16, 5)
         self.norm1 = nn.BatchNorm2d(16) if self.batch_norm else nn.Identity()
         self.conv2 = nn.Conv2d(16, 32, 5)
@@ -89,6 +89,6 @@ class HnCnn(nn.Module):
 
 
 class HnCnnBn(HnCnn):
-    """hncnn with BatchNorm after its convolutions, as pFedLA has it on CIFAR."""
+    """hncnn with BatchNorm after its convolutions, as in pFedLA on CIFAR."""
 
     batch_norm = True

@@ -1,22 +1,22 @@
-"""Models of text: rows of tokens."""
+"""Text models: rows are sequences of tokens."""
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from plures.models.inputs import Shape, tokens
+from plures.models.inputs import Shape, check_tokens
 
 
 class FastText(nn.Module):
-    """fastText: the mean of 32 numbers for each token of a row, and two linear layers.
+    """fastText: the mean of the 32-dimensional embeddings of a row's tokens, then two linear layers.
 
-    Token 0 is padding and does not count in the mean. The published model of FedALA takes the mean over
-    all positions, so that a short text is moved towards the vector of padding; the weights are as many.
+    Token 0 is padding and is left out of the mean. The published model of FedALA takes the mean over all positions,
+    which moves short texts towards the embedding of padding; it has the same number of weights.
     """
 
     def __init__(self, shape: Shape, n_classes: int, n_tokens: int) -> None:
         super().__init__()
-        tokens("fasttext", shape, n_tokens)
+        check_tokens("fasttext", shape, n_tokens)
         self.embedding = nn.Embedding(n_tokens, 32)
         self.hidden = nn.Linear(32, 32)
         self.head = nn.Linear(32, n_classes)
@@ -29,11 +29,11 @@ class FastText(nn.Module):
 
 
 class _Lstm(nn.Module):
-    """One layer of LSTM in plain operations; torch's own cannot be stacked over clients.
+    """One LSTM layer in plain operations: torch's own cannot be vectorised over clients.
 
-    It has the weights of `nn.LSTM`, started as there, with the gates in the order in, forget, out, cell:
-    so one sigmoid serves three of them. What the input gives to the gates is computed for all positions
-    at once.
+    It has the weights of `nn.LSTM`, with the same initialisation, but the gates are in the order input, forget, output,
+    cell, so that one sigmoid serves three of them. The part of the gates that depends on the input is computed for all
+    positions at once.
     """
 
     def __init__(self, n_in: int, n_out: int) -> None:
@@ -48,26 +48,26 @@ class _Lstm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, position, n_in] -> [batch, position, n_out], from a state of zeros."""
-        given = F.linear(x, self.input_weight, self.input_bias + self.state_bias)
+        from_input = F.linear(x, self.input_weight, self.input_bias + self.state_bias)
         states: list[Tensor] = []
         cell: Tensor | None = None
-        for gates in given.unbind(1):
+        for gates in from_input.unbind(1):
             if states:
                 gates = gates + F.linear(states[-1], self.state_weight)
-            doors, new = gates.split((3 * self.n_out, self.n_out), -1)
-            let_in, keep, let_out = doors.sigmoid().chunk(3, -1)
-            new = let_in * new.tanh()
-            cell = new if cell is None else torch.addcmul(new, keep, cell)
-            states.append(let_out * cell.tanh())
+            sigmoids, new = gates.split((3 * self.n_out, self.n_out), -1)
+            input_gate, forget_gate, output_gate = sigmoids.sigmoid().chunk(3, -1)
+            new = input_gate * new.tanh()
+            cell = new if cell is None else torch.addcmul(new, forget_gate, cell)
+            states.append(output_gate * cell.tanh())
         return torch.stack(states, 1)
 
 
 class CharLstm(nn.Module):
-    """Two LSTM layers of 128 over characters, with 8 numbers for each; predicts at every position."""
+    """Two LSTM layers of 128 units over 8-dimensional embeddings of characters; predicts at every position."""
 
     def __init__(self, shape: Shape, n_classes: int, n_tokens: int) -> None:
         super().__init__()
-        tokens("charlstm", shape, n_tokens)
+        check_tokens("charlstm", shape, n_tokens)
         self.embedding = nn.Embedding(n_tokens, 8)
         self.lstm1 = _Lstm(8, 128)
         self.lstm2 = _Lstm(128, 128)

@@ -56,7 +56,7 @@ def own_rows(data: Dataset, seed: int, test_share: float) -> tuple[np.ndarray, n
     rows = np.arange(len(data.y))
     if data.n_train < len(rows):
         return rows[: data.n_train], rows[data.n_train :]
-    return partition.train_and_test(rows, data.y, test_share, seeds.generator(seed, "test rows of a new client"))
+    return partition.split_train_test(rows, data.y, test_share, seeds.generator(seed, "test rows of a new client"))
 
 
 def from_counts(state: RunState, counts: list[int]) -> Adapted:

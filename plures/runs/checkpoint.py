@@ -71,7 +71,7 @@ def stored(prefix: str, of: Tree) -> Tensors:
 
 
 def _stored_names(of: Tree) -> Iterator[tuple[str, ...]]:
-    """The path of every tensor. Fields of states have the names of STORED_AS, keys of dicts, as of a model, their own."""
+    """The path of every tensor. STORED_AS renames fields of states, never keys of dicts: those are names of a model."""
     parts: Iterable[tuple[Any, Tree]]
     if isinstance(of, dict):
         parts = of.items()
@@ -186,5 +186,6 @@ def restore(template: Tree, tensors: dict[str, Tensor]) -> Tree:
 
 
 def restore_rows(store: ClientStore, checkpoint: Checkpoint) -> None:
+    """Put the clients of a checkpoint into a store."""
     for ids, rows in checkpoint.blocks():
         store.put(ids, restore(store.initial, rows))

@@ -20,8 +20,8 @@ class Config(BaseModel):
 
     method: str = Field("fedavg", description="name, with settings and add-ons: fedrod:loss=ce, ditto+ala")
     settings: dict[str, Value] = Field(default_factory=dict, description="settings of the method")
-    data: str = Field("digits", description="name of a data set, an .npz file, or a FOLDER with one file a client")
-    data_dir: str | None = Field(None, description="folder of data sets")
+    data: str = Field("digits", description="name of a data set, .npz file, or folder with one file for each client")
+    data_dir: str | None = Field(None, description="folder in which named data sets are looked for")
     model: str | None = Field(
         None, description="name of a model, or your own as module:Class; if left out mlp, for text fasttext or charlstm"
     )
@@ -30,18 +30,18 @@ class Config(BaseModel):
         None, description="how rows are dealt to clients; if left out natural, or dirichlet:0.1 where the data has none"
     )
     split: str | None = Field(None, description="file that says who has which rows, instead of a partition")
-    test_share: float = Field(0.25, gt=0, lt=1, description="share of a client's rows that it is tested on")
-    clients: int | None = Field(None, ge=1, description="number of clients; if left out 20, with natural all")
-    participation: float = Field(1.0, gt=0, le=1, description="share of clients in a round")
+    test_share: float = Field(0.25, gt=0, lt=1, description="share of each client's rows that it is tested on")
+    clients: int | None = Field(None, ge=1, description="number of clients; if left out 20, or all of the data's own")
+    participation: float = Field(1.0, gt=0, le=1, description="share of clients that take part in a round")
     rounds: int = Field(20, ge=0, description="number of rounds")
-    epochs: int = Field(1, ge=0, description="passes over a client's rows in a round")
-    steps: int | None = Field(None, ge=1, description="batches of a client in a round, instead of epochs")
-    batch: int = Field(10, ge=1, description="rows of a batch")
-    lr: float = Field(0.05, ge=0, description="learning rate")
-    lr_decay: float = Field(1.0, gt=0, le=1, description="factor of the learning rate, a round")
-    momentum: float = Field(0.0, ge=0, lt=1, description="of SGD")
-    weight_decay: float = Field(0.0, ge=0, description="pull of the weights towards zero")
-    optimizer: Literal["sgd", "adam"] = Field("sgd", description="local solver")
+    epochs: int = Field(1, ge=0, description="passes over a client's rows per round")
+    steps: int | None = Field(None, ge=1, description="batches per client and round, instead of epochs")
+    batch: int = Field(10, ge=1, description="rows in a batch")
+    lr: float = Field(0.05, ge=0, description="learning rate of clients")
+    lr_decay: float = Field(1.0, gt=0, le=1, description="factor by which the learning rate shrinks in every round")
+    momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD")
+    weight_decay: float = Field(0.0, ge=0, description="weight decay of clients' training")
+    optimizer: Literal["sgd", "adam"] = Field("sgd", description="optimizer of clients")
     validation: float = Field(
         0.0, ge=0, lt=1, description="share of a client's training rows that is kept apart, to choose the best round by"
     )
@@ -63,7 +63,7 @@ class Config(BaseModel):
     precision: Literal["float32", "float64"] = Field("float32", description="type of weights and numbers in the data")
 
     # These change nothing of the result.
-    workers: int = Field(1, ge=1, description="processes of one thread each")
+    workers: int = Field(1, ge=1, description="worker processes, each with one thread")
     address: str | None = Field(
         None, description="a running Ray cluster, which must be trusted, for --executor ray; else Ray is started here"
     )
@@ -100,6 +100,7 @@ class Config(BaseModel):
         return "one_by_one" if self.executor == "one_by_one" else "vectorised"
 
     def solver(self) -> Solver:
+        """How clients train."""
         return Solver(
             kind=self.optimizer,
             lr=self.lr,

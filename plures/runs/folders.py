@@ -33,7 +33,7 @@ def new_folder(config: Config, out: Path | None) -> Path:
         same = make_config(read_toml(out / "config.toml")).identity() == config.identity()
         raise UsageError(
             f"{out} already holds {'this run' if same else 'a run of another config'}; "
-            + (f"go on with `plures resume {out}`, or choose another --out" if same else "choose another --out")
+            + (f"resume it with `plures resume {out}`, or choose another --out" if same else "choose another --out")
         )
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"{out} exists and is not a run folder; choose another --out")

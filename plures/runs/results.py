@@ -227,6 +227,7 @@ def bytes_by_group(task: Task, message: Tree) -> dict[str, int]:
 
 
 def seconds(rounds: list[Round], evaluation: Evaluation, total: float) -> dict[str, float]:
+    """What training, evaluation and the whole run took."""
     train = sum(row.train_seconds for row in rounds)
     evaluate = sum(row.evaluate_seconds for row in rounds) or evaluation.seconds
     return {"train": round(train, 3), "evaluate": round(evaluate, 3), "total": round(total, 3)}
@@ -292,10 +293,12 @@ def _csv(fields: list[str], rows: list[dict[str, Any]], header: bool) -> str:
 
 
 def write_rounds(folder: Path, rounds: list[Round]) -> None:
+    """Write rounds.csv anew."""
     write_text(folder / "rounds.csv", _csv(_ROUND_FIELDS, [row.to_json() for row in rounds], header=True))
 
 
 def append_round(folder: Path, row: Round) -> None:
+    """Add a line to rounds.csv."""
     try:
         with open(folder / "rounds.csv", "a", encoding="utf-8") as file:
             file.write(_csv(_ROUND_FIELDS, [row.to_json()], header=False))
@@ -304,10 +307,12 @@ def append_round(folder: Path, row: Round) -> None:
 
 
 def write_clients(folder: Path, rows: list[dict[str, Any]]) -> None:
+    """Write clients.csv."""
     write_csv(folder / "clients.csv", rows)
 
 
 def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Write rows with the columns of the first one."""
     write_text(path, _csv(list(rows[0]), rows, header=True))
 
 

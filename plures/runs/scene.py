@@ -15,7 +15,7 @@ from plures.errors import DataError, UsageError
 from plures.learn.task import Task, build
 from plures.methods.base import Method, Schedule
 from plures.methods.spec import all_settings, make_method
-from plures.models.names import model_maker, with_arguments
+from plures.models.names import bind_arguments, model_maker
 from plures.runs.config import Config
 from plures.simulate import attack, ray
 from plures.simulate.evaluate import affordable_pool
@@ -77,13 +77,13 @@ def make_scene(config: Config, split_file: Path | None = None, objects: Objects 
     if config.partition is None:
         config = config.model_copy(update={"partition": "dirichlet:0.1" if data.client is None else "natural"})
     split = _split(config, data, split_file)
-    x, y = _as_float(torch.from_numpy(data.x), config), torch.from_numpy(partition.relabelled(data.y, split))
+    x, y = _as_float(torch.from_numpy(data.x), config), torch.from_numpy(partition.relabel(data.y, split))
     task = task_of(config, x[0], data.n_classes, data.n_tokens, objects.model)
     _check_labels(config, task, x, y)
     population = Population(x, y, split.train, split.test, data.n_classes, config.seed, task.smallest_batch)
     population = population.with_validation(config.validation)
     config = config.model_copy(update={"clients": len(split.train), "settings": all_settings(method)})
-    population, new_clients = population.parted(config.new_clients)
+    population, new_clients = population.split_new(config.new_clients)
     if not population.eligible():
         raise DataError("no client has a row to train on; choose fewer clients or another partition")
     attackers: tuple[int, ...] = ()
@@ -110,7 +110,7 @@ def _split(config: Config, data: Dataset, split_file: Path | None) -> partition.
     split = partition.make_split(
         data, str(config.partition), config.clients, config.seed, config.test_share, config.share
     )
-    return partition.drawn_last(split, config.new_clients, config.seed)
+    return partition.move_new_last(split, config.new_clients, config.seed)
 
 
 def _as_float(x: Tensor, config: Config) -> Tensor:
@@ -165,7 +165,7 @@ def task_of(
         )
     shape = tuple(example.shape)
     if given is not None:
-        make = with_arguments(given, shape, n_classes, n_tokens)
+        make = bind_arguments(given, shape, n_classes, n_tokens)
     else:
         make = model_maker(name, shape, n_classes, n_tokens)
     task = build((lambda: make().double()) if config.precision == "float64" else make, example, n_classes, config.seed)

@@ -43,7 +43,7 @@ class Simulation:
 
     def __init__(self, scene: Scene, folder: Path | None, say: Say) -> None:
         self.state = state = RunState(scene, folder, say)
-        self.how_to_resume = f"go on with: plures resume {folder}"
+        self.how_to_resume = f"resume it with: plures resume {folder}"
         keep_freed_memory()
         message, _ = state.send(state.eligible[:1])
         room = max(state.n_cohort, min(len(state.eligible), 256, ROOM_BYTES // tree.n_bytes(scene.task.initial)))

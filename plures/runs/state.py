@@ -1,7 +1,7 @@
 """State: all that a run has to remember, whoever its clients are: what the server has, how far it is, and its numbers.
 
 Nothing that happens between rounds is needed to resume but this state, and all of it is in every checkpoint: so a
-run that stopped goes on as if it had not.
+run that stopped and was resumed ends as if it had not stopped.
 """
 
 import resource
@@ -14,9 +14,8 @@ import torch
 
 from plures import seeds, tree
 from plures._version import __version__
-from plures.engine import Usage
+from plures.engine import KernelCount, Usage
 from plures.errors import RunFailed, UsageError
-from plures.learn import flops
 from plures.methods.base import Federation
 from plures.methods.messages import Message, one_of, some_of
 from plures.runs import checkpoint, results
@@ -81,9 +80,9 @@ class RunState:
 
     def send(self, ids: list[int]) -> tuple[Message, int]:
         """What the clients of a round are sent, and the FLOPs of making it."""
-        with flops.count_kernels() as sending, torch.no_grad():
+        with KernelCount() as kernels, torch.no_grad():
             message = self.scene.method.send(self.scene.task, self.server, torch.tensor(ids))
-        return message, sending.total
+        return message, kernels.flops
 
     def merge(self, answers: Answers) -> Round:
         """End a round: check, merge, count. The state changes at the very end or not at all."""
@@ -97,7 +96,7 @@ class RunState:
         if not is_finite.all():
             clients, uploads = tree.rows(clients, is_finite), tree.rows(uploads, is_finite)
         with torch.no_grad():
-            with flops.count_kernels() as merging:
+            with KernelCount() as merging:
                 server = tree.apart(method.merge(task, self.server, kept, uploads, self.sizes[kept]), uploads)
             if not bool(tree.all_finite(tree.map(lambda x: x[None], server), 1)):
                 raise RunFailed(f"round {self.round + 1}: the server's state is no longer finite; lower lr")
@@ -115,7 +114,7 @@ class RunState:
             refused=answers.refused + len(ids) - len(kept),
             update_norm=drift.norm,
             update_variance=drift.variance,
-            flops=trained.flops + merging.total,
+            flops=trained.flops + merging.flops,
             train_seconds=time.perf_counter() - answers.began,
         )
         with undisturbed():

@@ -39,8 +39,9 @@ class Forecast(NamedTuple):
         return 2 * self.server + 2 * self.messages
 
     def in_words(self) -> str:
+        """For messages."""
         return (
-            f"{in_bytes(self.server)} at the server, {in_bytes(self.messages)} of messages a round, "
+            f"{in_bytes(self.server)} at the server, {in_bytes(self.messages)} of messages per round, "
             f"{in_bytes(self.clients)} kept by clients"
         )
 

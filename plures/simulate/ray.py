@@ -36,6 +36,7 @@ PATIENCE = 120  # seconds that an actor may take to find a place and to start
 
 
 def refuse_without_ray() -> None:
+    """Raise, with how to install it, if Ray is not there."""
     if importlib.util.find_spec("ray") is None:
         raise UsageError("--executor ray needs Ray, which is not installed; install it with: pip install 'plures[ray]'")
 
@@ -71,7 +72,7 @@ class Worker:
         self.runs: dict[int, Work] = {}
 
     def ready(self) -> None:
-        pass
+        """Answers when the actor has started."""
 
     def prepare(self, run: int, work: Work, x: np.ndarray, y: np.ndarray, each: bool, message: Tree) -> None:
         """Take what the groups of a run are run with, and trace what the main process has traced."""
@@ -87,6 +88,7 @@ class Worker:
             return {}, Usage(), error_line(error)
 
     def forget(self, run: int) -> None:
+        """Let go of what a run needed."""
         self.runs.pop(run, None)
 
 

@@ -15,7 +15,6 @@ from plures.data.batches import Batch
 from plures.data.population import Population, Rows
 from plures.data.shard import Shard
 from plures.engine import Engine, Usage
-from plures.learn import flops
 from plures.learn.fit import measure
 from plures.learn.task import Task, cross_entropy
 from plures.methods.base import Method
@@ -57,7 +56,7 @@ class Work(NamedTuple):
         """The rows that a job gives for each table, and how its training steps were run."""
         with engine.using(self.engine), engine.metered() as meter:
             result = COMPUTE[job.kind](self, job, message, clients)
-        return result, meter.total
+        return result, meter.usage
 
     def run(self, fn: ClientFunction, message: Message, *stacked: Tree) -> Tree:
         """One client function over a group."""
@@ -69,9 +68,9 @@ class Work(NamedTuple):
 
 def _train(work: Work, job: Job, message: Message, clients: Tree) -> dict[str, Tree]:
     shards = work.population.shards(job.ids, "train", "train", job.round)
-    with flops.count_batches() as counter:
+    with engine.metered() as meter:
         trained = work.run(train_function(work.method, work.task), message, clients, shards)
-    return {"trained": trained, "flops": torch.tensor([counter.total])}
+    return {"trained": trained, "flops": torch.tensor([meter.flops])}
 
 
 def _score(work: Work, job: Job, message: Message, clients: Tree) -> dict[str, Tree]:

@@ -151,7 +151,7 @@ def worker_lost(job: Job) -> RunFailed:
     """The error for a worker that ended in the middle of a job."""
     return RunFailed(
         f"a worker process ended while it had clients {job.ids} in round {job.round + 1}; was it out of memory? "
-        "Go on with `plures resume`, perhaps with fewer --workers."
+        "Resume it with `plures resume`, perhaps with fewer --workers."
     )
 
 

@@ -1,6 +1,6 @@
 """Comparisons: several methods, perhaps with several seeds, on the same split, schedule and initial weights.
 
-A comparison that was stopped goes on when the same one is asked for in the same folder: runs that are done are read,
+A comparison that was stopped is resumed when the same one is asked for in the same folder: runs that are done are read,
 the one that stopped is resumed.
 """
 
@@ -8,12 +8,13 @@ import json
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from plures.errors import UsageError
+from plures.errors import UsageError, unknown
 from plures.files import read_toml, write_text
+from plures.methods.spec import make_method, setting_fields
 from plures.runs import results
 from plures.runs.callbacks import Callback, Say
 from plures.runs.config import Config, make_config
@@ -63,13 +64,7 @@ def compare_methods(
     done: Callable[[str, int, Result], None] = lambda method, seed, result: None,
 ) -> Runs:
     """A run for each method and seed."""
-    if len(set(wanted.methods)) < len(wanted.methods):
-        raise UsageError(f"a method is named twice: {' '.join(wanted.methods)}")
-    objects = wanted.objects
-    if objects.data is None:
-        objects = objects._replace(data=load_data(wanted.config))  # read once for all
-    for method in wanted.methods:  # all of them first: a slip in the last one must not cost an hour
-        _scene(wanted, method, wanted.seeds[0], objects)
+    objects = check_comparison(wanted)
     runs, config = Runs(), wanted.config
     with ray.cluster(config.address, config.workers) if config.executor == "ray" else nullcontext():
         for seed in wanted.seeds:
@@ -87,8 +82,32 @@ def compare_methods(
     return runs
 
 
+def check_comparison(wanted: Comparison) -> Objects:
+    """Raise what is wrong with any of the methods, before the first one runs; returns the data, read once for all."""
+    if len(set(wanted.methods)) < len(wanted.methods):
+        raise UsageError(f"a method is named twice: {' '.join(wanted.methods)}")
+    objects = wanted.objects
+    if objects.data is None:
+        objects = objects._replace(data=load_data(wanted.config))
+    _check_settings(wanted)
+    for method in wanted.methods:
+        _scene(wanted, method, wanted.seeds[0], objects)
+    return objects
+
+
+def _check_settings(wanted: Comparison) -> None:
+    """A setting is for the methods that have it; one that none has is a slip."""
+    solver = wanted.config.solver()
+    known = {key for method in wanted.methods for key in setting_fields(make_method(method, {}, solver))}
+    for key in wanted.config.settings:
+        if key not in known:
+            raise unknown(f"setting of {', '.join(wanted.methods)}", key, known)
+
+
 def _scene(wanted: Comparison, method: str, seed: int, objects: Objects, rounds: int | None = None) -> Scene:
-    changes = {"method": method, "seed": seed, "settings": wanted.config.settings}
+    known = setting_fields(make_method(method, {}, wanted.config.solver()))
+    own = {key: value for key, value in wanted.config.settings.items() if key in known}
+    changes: dict[str, Any] = {"method": method, "seed": seed, "settings": own}
     changes |= {} if rounds is None else {"rounds": rounds}
     return make_scene(wanted.config.model_copy(update=changes), objects=objects)
 

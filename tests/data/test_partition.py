@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import plures
 from plures.data import partition
 from plures.data.dataset import Dataset
-from plures.data.partition import PARTITIONS, Split, make_split, parse, read_split, relabelled, split_to_json
+from plures.data.partition import PARTITIONS, Split, make_split, parse, read_split, relabel, split_to_json
 from plures.errors import DataError, UsageError
 from plures.runs import results as tables
 from plures.runs.config import make_config
@@ -363,11 +363,11 @@ class Broken:
 
 
 def test_shares_that_are_not_numbers_go_to_one_client_if_the_concentration_is_small():
-    assert partition._shares(3, 1e-9, Broken()).tolist() == [0, 0, 1]  # type: ignore[arg-type]
+    assert partition._draw_shares(3, 1e-9, Broken()).tolist() == [0, 0, 1]  # type: ignore[arg-type]
 
 
 def test_shares_that_overflow_are_equal():
-    assert partition._shares(4, 1.7e308, rng()).tolist() == [0.25] * 4
+    assert partition._draw_shares(4, 1.7e308, rng()).tolist() == [0.25] * 4
 
 
 # --- dirichlet-class ---
@@ -653,8 +653,8 @@ def test_relabelled_names_the_classes_of_train_and_test_rows_alike():
     y = np.array([0, 1, 2, 0, 1, 2, 0])
     turned, same = np.array([1, 2, 0]), np.arange(3)
     split = Split([np.array([0, 1]), np.array([3])], [np.array([2]), np.array([4, 5])], [turned, same])
-    assert relabelled(y, split).tolist() == [1, 2, 0, 0, 1, 2, 0]
-    assert relabelled(y, split._replace(labels=None)) is y
+    assert relabel(y, split).tolist() == [1, 2, 0, 0, 1, 2, 0]
+    assert relabel(y, split._replace(labels=None)) is y
 
 
 # --- longtail ---
@@ -796,7 +796,7 @@ def test_two_clients_with_rows_of_one_own_client_have_no_names():
 
 def n_test_of_each_class(counts, share=0.25, seed=0) -> list[int]:
     y = labelled(counts).y
-    _, test = partition.train_and_test(np.arange(len(y)), y, share, rng(seed))
+    _, test = partition.split_train_test(np.arange(len(y)), y, share, rng(seed))
     return np.bincount(y[test], minlength=len(counts)).tolist()
 
 
@@ -833,7 +833,7 @@ def test_remainders_that_differ_by_rounding_errors_are_equal():
 
 def test_test_rows_of_a_client_are_random_ones():
     rows = np.arange(8)
-    found = {tuple(partition.train_and_test(rows, rows * 0, 0.25, rng(seed))[1]) for seed in range(200)}
+    found = {tuple(partition.split_train_test(rows, rows * 0, 0.25, rng(seed))[1]) for seed in range(200)}
     assert {row for pair in found for row in pair} == set(range(8)) and len(found) > 20  # of 28
 
 
@@ -842,7 +842,7 @@ def test_test_rows_of_a_client_are_random_ones():
 def test_client_has_the_rounded_share_of_test_rows_and_at_least_one_of_each_kind(counts, share, seed):
     y = labelled(counts).y
     rows = np.arange(len(y)) * 3  # rows need not be consecutive
-    train, test = partition.train_and_test(rows, y, share, rng(seed))
+    train, test = partition.split_train_test(rows, y, share, rng(seed))
     assert sorted([*train, *test]) == rows.tolist()
     assert len(test) == (0 if len(y) == 1 else min(max(round(share * len(y)), 1), len(y) - 1))
 

@@ -644,7 +644,7 @@ def test_folder_of_npz_files_may_hold_tokens(tmp_path):
     [
         ({"x": X[:, :1], "y": Y}, r"b\.npz has rows of shape \(1,\) .* but a\.npz has \(2,\)"),
         ({"x": X.astype(int), "y": Y}, r"b\.npz has .* type int64 .* but a\.npz has .*float32"),
-        ({"x": X, "y": Y, "is_test": np.zeros(3, int)}, "'is_test' is in one of .*b.npz and a.npz only"),
+        ({"x": X, "y": Y, "is_test": np.zeros(3, int)}, "'is_test' is in only one of .*b.npz and a.npz"),
         ({"x": X}, r"b\.npz holds no 'y'"),
         ({"x": X * np.nan, "y": Y}, r"b\.npz: 3 of 3 rows of x hold NaN"),
         ({"x": X, "y": Y - 1}, r"b\.npz: the label of row 1 is -1"),

@@ -29,7 +29,7 @@ def test_frequent_words_have_small_tokens_and_equally_frequent_ones_follow_the_a
 
 
 def test_padded_cuts_long_texts_and_fills_short_ones():
-    rows = text.padded([["a", "b", "a"], ["x"], []], {"a": 2, "b": 3}, 2)
+    rows = text.pad([["a", "b", "a"], ["x"], []], {"a": 2, "b": 3}, 2)
     assert rows.tolist() == [[2, 3], [1, 0], [0, 0]] and rows.dtype == np.int64
 
 

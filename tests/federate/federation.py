@@ -9,7 +9,7 @@ import torch
 from plures.data import sources
 from plures.federate import server
 from plures.federate.client import Client
-from plures.federate.server import FederatedClients, Terms
+from plures.federate.server import FederatedClients, RoundLimits
 from plures.runs import checkpoint
 from plures.runs.callbacks import Callback
 from plures.runs.config import make_config
@@ -18,7 +18,7 @@ from plures.runs.scene import make_scene
 from plures.runs.simulation import start
 
 SIZES = {"hospital-a": 24, "hospital-b": 33, "hospital-c": 15, "hospital-d": 41}
-PATIENT = Terms()
+PATIENT = RoundLimits()
 OPTIONS = {"rounds": 3, "lr": 0.1, "batch": 5, "seed": 3}
 
 
@@ -65,15 +65,17 @@ def nodes_of(data: Path, folder: Path) -> dict[str, Client]:
     return {path.stem: Client(path.stem, path, folder / path.stem, quiet) for path in sorted(data.glob("*.npz"))}
 
 
-def federated(method: str, link: Here, folder: Path, terms: Terms = PATIENT, say=quiet, **options) -> FederatedClients:
+def federated(
+    method: str, link: Here, folder: Path, terms: RoundLimits = PATIENT, say=quiet, **options
+) -> FederatedClients:
     """A run that has not begun."""
     config = make_config({**OPTIONS, "method": method, **options})
-    about = server.new_experiment(server.hellos(link, link.clients(), config, terms, say))
+    about = server.new_experiment(server.collect_hellos(link, link.clients(), config, terms, say))
     folder.mkdir(parents=True)
     return FederatedClients(server.write_start(config, about, folder), about, folder, say, link, terms)
 
 
-def resumed(folder: Path, link: Here, terms: Terms = PATIENT) -> FederatedClients:
+def resumed(folder: Path, link: Here, terms: RoundLimits = PATIENT) -> FederatedClients:
     scene, about = server.open_scene(folder)
     found = FederatedClients(scene, about, folder, quiet, link, terms)
     found.load()

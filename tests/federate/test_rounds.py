@@ -17,7 +17,7 @@ from plures.errors import DataError, RunFailed, UsageError
 from plures.federate import client as client_half
 from plures.federate import server, wire
 from plures.federate.client import Client
-from plures.federate.server import Terms
+from plures.federate.server import RoundLimits
 from plures.federate.wire import Refused
 from plures.methods import METHODS
 from plures.methods.ditto import Ditto
@@ -40,8 +40,9 @@ from tests.federate.federation import (
 )
 from tests.methods.test_every_method import NAMES
 from tests.small import scene_of
+from tests.test_add_a_method import FILE
 
-SHORT = Terms(deadline=0.5, quorum=0.5, resend=60)
+SHORT = RoundLimits(deadline=0.5, quorum=0.5, resend=60)
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
@@ -279,6 +280,23 @@ def test_a_model_from_outside_is_not_imported_unless_the_client_allows_it(link, 
     assert any("allow it with --model os:system" in line for line in said)
 
 
+def test_a_method_from_outside_is_not_imported_unless_the_client_allows_it(link, data, tmp_path, monkeypatch):
+    (tmp_path / "own_for_a_test.py").write_text(FILE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    said = []
+    for client in link.nodes.values():
+        client.say = said.append
+    with pytest.raises(RunFailed, match="0 of 4 clients"):
+        server.play(federated("own_for_a_test:FedHalf", link, tmp_path / "refused", terms=SHORT), Callback())
+    assert any("allow it with --method own_for_a_test:FedHalf" in line for line in said)
+    for client in link.nodes.values():
+        client.own_methods = ("own_for_a_test:FedHalf",)
+    server.play(federated("own_for_a_test:FedHalf", link, tmp_path / "run"), Callback())
+    simulated("own_for_a_test:FedHalf", data, tmp_path / "sim")
+    assert_same_state(tmp_path / "run", tmp_path / "sim", lambda name: tmp_path / "nodes" / name, 0)
+
+
 def test_methods_that_need_public_rows_are_refused(link, tmp_path):
     with pytest.raises(UsageError, match="rows of each class that everybody may see"):
         federated("fedrod:loss=meta-bsm", link, tmp_path / "run")
@@ -306,13 +324,15 @@ def test_a_client_that_never_answers_is_left_behind_and_told_when_it_is_back(lin
     found = server.play(federated("ditto", link, tmp_path / "run", terms=SHORT), Callback())
     assert found.summary["silent"] == [{"round": 2, "client": "hospital-c"}]
     assert found.summary["refused_updates"] == 0
-    assert "the server went on without us in round 2; our state is that of round 1" in told
+    assert "the server completed round 2 without us; our state is that of round 1" in told
 
 
 def test_too_few_answers_end_the_run_in_a_state_to_go_on_from(link, tmp_path):
     link.bend = lambda name, answer: answer if name == "hospital-a" or b"hello" in answer else None
     federated_run = federated("fedavg", link, tmp_path / "run", terms=SHORT)
-    with pytest.raises(RunFailed, match=r"1 of 4 clients .* 2 are needed.*go on with: plures federate start --resume"):
+    with pytest.raises(
+        RunFailed, match=r"1 of 4 clients .* 2 are needed.*resume it with: plures federate start --resume"
+    ):
         server.play(federated_run, Callback())
 
 
@@ -331,7 +351,7 @@ def test_a_lost_message_is_sent_again_and_late_and_second_answers_are_ignored(mo
 
     monkeypatch.setattr(server, "LOST_SECONDS", 0)
     link, taken = Scripted(), []
-    silent = server.gather(link, {"a": lambda: b"message"}, lambda name, answer: taken.append(answer), Terms())
+    silent = server.gather(link, {"a": lambda: b"message"}, lambda name, answer: taken.append(answer), RoundLimits())
     assert (silent, taken, link.n_sent) == ([], [b"first"], 2)
 
 
@@ -370,7 +390,7 @@ def test_a_client_that_lost_its_state_begins_anew_and_says_so(link, tmp_path):
     (state / "state.safetensors").write_bytes(b"torn")
     play_round(found)
     found.close()
-    assert "round 2: hospital-a had lost its state and began anew" in said
+    assert "round 2: hospital-a lost its state and started from the initial state" in said
 
 
 def test_old_versions_of_a_state_are_forgotten(link, tmp_path):

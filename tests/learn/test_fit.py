@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from plures import engine, seeds, tree
-from plures.data.batches import _sorted_within, batches_per_epoch, plan_batches
+from plures.data.batches import _sort_within, batches_per_epoch, plan_batches
 from plures.data.shard import Shard
 from plures.engine import Engine, Usage, steps
 from plures.learn.fit import fit, measure
@@ -260,7 +260,7 @@ def test_batches_of_many_clients_are_measured_at_once_if_they_share_all_that_is_
 def test_lots_are_sorted_within_segments_also_where_they_are_nearly_equal(n, largest):
     rng = np.random.default_rng(0)
     segment, lot = np.sort(rng.integers(0, 40, n)), rng.integers(0, largest, n)
-    assert _sorted_within(segment, lot).tolist() == np.lexsort((lot, segment)).tolist()
+    assert _sort_within(segment, lot).tolist() == np.lexsort((lot, segment)).tolist()
 
 
 def test_take_is_a_random_subset_that_changes_with_the_round():
@@ -296,7 +296,7 @@ def test_traced_step_is_used_and_equals_the_untraced_one(monkeypatch):
     def learn():
         with engine.metered() as meter, torch.no_grad():
             fitted = vectorised(lambda _, s: fit(objective, torch.ones(3), s, solver), Same({}), shards)
-        return fitted, meter.total
+        return fitted, meter.usage
 
     traced, usage = learn()
     with engine.using(Engine("eager")):

@@ -4,7 +4,7 @@ from torch.nn import functional as F
 
 from plures import tree
 from plures.methods.addons.prox import Prox
-from plures.methods.apfl import APFL, APFLClient, mixture
+from plures.methods.apfl import APFL, APFLClient, mix
 from tests.methods.plain import (
     LR,
     Bowl,
@@ -170,8 +170,8 @@ def test_the_personal_model_is_the_mixture_with_the_trained_or_the_received_mode
 def test_a_mixture_at_its_ends_is_one_of_the_models_bit_for_bit():
     task = task_of(Dense)
     own, shared = moved(task.initial, 1), moved(task.initial, 2)
-    assert_same(mixture(own, shared, torch.tensor(1.0)), own)
-    assert_same(mixture(own, shared, torch.tensor(0.0)), shared)
+    assert_same(mix(own, shared, torch.tensor(1.0)), own)
+    assert_same(mix(own, shared, torch.tensor(0.0)), shared)
 
 
 def test_the_own_model_is_not_uploaded():

@@ -148,7 +148,7 @@ def test_the_own_core_stands_for_those_that_were_not_sent():
     torch.testing.assert_close(client.core, core, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(client.model, model, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(client.weights.double(), p, rtol=0, atol=1e-5)
-    own, theirs = apple_of().parted(torch.tensor(weights), torch.tensor([3]))
+    own, theirs = apple_of().split_weights(torch.tensor(weights), torch.tensor([3]))
     assert float(own) == pytest.approx(0.6) and theirs.tolist() == pytest.approx([0.3])
 
 
@@ -207,7 +207,7 @@ def test_the_pull_of_the_weights_goes_to_the_shares_and_has_no_half():
 def test_the_pull_falls_from_mu_to_zero_over_the_first_rounds(fall):
     """A tenth of 100 rounds: rounds 0 to 9."""
     method = apple_of(rounds=100, mu=0.3, calm=0.1, fall=fall)
-    found = [float(method.pull(torch.tensor(r))) for r in (0, 5, 9, 10, 50)]
+    found = [float(method.pull_strength(torch.tensor(r))) for r in (0, 5, 9, 10, 50)]
     shape = {"cos": lambda r: (math.cos(math.pi * r / 10) + 1) / 2, "exp": lambda r: 1e-3 ** (r / 10)}[fall]
     assert found == pytest.approx([0.3, 0.3 * shape(5), 0.3 * shape(9), 0.0, 0.0], rel=1e-5, abs=1e-9)
 
@@ -237,12 +237,14 @@ def test_statistics_are_the_clients_own():
 def test_a_client_asks_for_the_largest_weights_of_others_and_a_random_one():
     weights, shard = torch.tensor([0.1, 9.0, -0.9, 0.2, 0.0, 0.3]), shard_for(task_of(Dense))
     me = torch.tensor(1)
-    assert apple_of(6, models=5).wanted(weights, me, shard).tolist() == [2, 5, 3, 0, 4]
-    assert apple_of(6, models=1).wanted(weights, me, shard).tolist() == [2]
-    assert apple_of(6, models=0).wanted(weights, me, shard).tolist() == []
+    assert apple_of(6, models=5).choose_wanted(weights, me, shard).tolist() == [2, 5, 3, 0, 4]
+    assert apple_of(6, models=1).choose_wanted(weights, me, shard).tolist() == [2]
+    assert apple_of(6, models=0).choose_wanted(weights, me, shard).tolist() == []
     seen = set()
     for key in range(60):
-        first, second, third = apple_of(6, models=3).wanted(weights, me, shard._replace(key=torch.tensor(key))).tolist()
+        first, second, third = (
+            apple_of(6, models=3).choose_wanted(weights, me, shard._replace(key=torch.tensor(key))).tolist()
+        )
         assert (first, second) == (2, 5)
         seen.add(third)
     assert seen == {0, 3, 4}

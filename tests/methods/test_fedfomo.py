@@ -40,7 +40,7 @@ def received_of(task, models, there=None):
 
 def set_aside(shard, share: float = 0.2):
     """Rows that are set aside, and the others."""
-    return [part.rows[: int(part.size)] for part in shard.lasting_split(share, "set aside")]
+    return [part.rows[: int(part.size)] for part in shard.fixed_split(share, "set aside")]
 
 
 def loss_of(make, params, x, y):
@@ -69,9 +69,9 @@ def test_without_models_of_others_fedfomo_is_local_on_the_rows_not_set_aside_bit
         shard = shard_for(task, n=31, round=round)
         before = client.model
         client, upload, _ = method.train(task, received_of(task, []), client, shard)
-        alone, _, _ = local.train(task, {}, alone, shard.lasting_split(0.2, "set aside")[1])
+        alone, _, _ = local.train(task, {}, alone, shard.fixed_split(0.2, "set aside")[1])
         assert_same(upload["model"], alone.model)
-        rest = shard.lasting_split(0.2, "set aside")[1]
+        rest = shard.fixed_split(0.2, "set aside")[1]
         assert_close(upload["model"], trained(Normed, before, batches(rest)))
         assert int(rest.size) == 25
 
@@ -116,7 +116,7 @@ def test_weights_are_those_of_the_formula_over_the_rows_set_aside(make):
     torch.testing.assert_close(upload["weights"], weights[:-1], rtol=1e-6, atol=1e-9)
     start = {name: sum(w * m[name] for w, m in zip(weights, [*models, own], strict=True)) for name in own}
     assert_close(client.before, start)
-    rest = shard.lasting_split(0.2, "set aside")[1]
+    rest = shard.fixed_split(0.2, "set aside")[1]
     assert_close(upload["model"], trained(make, start, batches(rest)))
     assert_same(client.model, upload["model"])
     assert upload["whose"].tolist() == [1, 2, 3, 4, 5]
@@ -126,8 +126,8 @@ def test_the_own_new_model_counts_by_what_its_training_gained():
     task = task_of(Dense)
     before, shard = moved(task.initial, 1), shard_for(task, n=31)
     own = trained(Dense, before, batches(shard, 5))
-    _, weights = fomo_of(0).weighed(task, received_of(task, []), FedFomoClient(own, before), shard)
-    _, backwards = fomo_of(0).weighed(task, received_of(task, []), FedFomoClient(before, own), shard)
+    _, weights = fomo_of(0).weigh(task, received_of(task, []), FedFomoClient(own, before), shard)
+    _, backwards = fomo_of(0).weigh(task, received_of(task, []), FedFomoClient(before, own), shard)
     assert weights.tolist() == [1.0] and backwards.tolist() == [0.0]
 
 
@@ -139,7 +139,7 @@ def test_where_no_model_helps_the_client_goes_on_from_its_own():
     client, upload, _ = fomo_of().train(task, received_of(task, worse), FedFomoClient(own, best), shard)
     assert upload["weights"].tolist() == [0.0, 0.0]
     assert_same(client.before, own)
-    assert_close(upload["model"], trained(Dense, own, batches(shard.lasting_split(0.2, "set aside")[1])))
+    assert_close(upload["model"], trained(Dense, own, batches(shard.fixed_split(0.2, "set aside")[1])))
 
 
 def test_weights_sum_to_one_or_are_all_zero():
@@ -149,7 +149,7 @@ def test_weights_sum_to_one_or_are_all_zero():
         shard, before = shard_for(task, n=31, seed=seed), moved(task.initial, seed)
         models = [moved(task.initial, 100 + seed), moved(before, 200 + seed, 3.0)]
         method, client = fomo_of(), FedFomoClient(before, before)
-        _, weights = method.weighed(task, received_of(task, models), client, shard)
+        _, weights = method.weigh(task, received_of(task, models), client, shard)
         assert bool((weights >= 0).all())
         sums.append(round(float(weights.sum()), 9))
     assert set(sums) == {0.0, 1.0}
@@ -161,7 +161,7 @@ def test_a_model_that_nobody_uploaded_weighs_nothing():
     good = [trained(Dense, before, batches(shard, epochs)) for epochs in (10, 12)]
     client = FedFomoClient(before, before)
     for there in ([1.0, 1.0], [0.0, 1.0], [0.0, 0.0]):
-        _, weights = fomo_of().weighed(task, received_of(task, good, there), client, shard)
+        _, weights = fomo_of().weigh(task, received_of(task, good, there), client, shard)
         assert [float(w) > 0 for w in weights] == [*map(bool, there), False]
         assert float(weights.sum()) == pytest.approx(float(any(there)))
 
@@ -213,25 +213,25 @@ def server_of(affinity, seen=None, round: int = 10, key: int = 5) -> FedFomoServ
 
 def test_in_the_end_those_are_sent_that_weighed_most():
     server = server_of([[9.0, 1.0, 3.0, 2.0, 0.0]] * 5)
-    assert fomo_of(2).picked(server, torch.tensor([0])).tolist() == [[2, 3]]
-    assert fomo_of(3).picked(server, torch.tensor([2, 1])).tolist() == [[0, 3, 1], [0, 2, 3]]
+    assert fomo_of(2).choose_models(server, torch.tensor([0])).tolist() == [[2, 3]]
+    assert fomo_of(3).choose_models(server, torch.tensor([2, 1])).tolist() == [[0, 3, 1], [0, 2, 3]]
 
 
 def test_small_differences_of_weight_count_too():
     server = server_of([[0.0, 0.04, 0.0, 0.0, 0.05]] * 5)
-    assert fomo_of(1).picked(server, torch.tensor([0])).tolist() == [[4]]
+    assert fomo_of(1).choose_models(server, torch.tensor([0])).tolist() == [[4]]
 
 
 def test_nobody_is_sent_its_own_model_and_all_others_fit_at_most():
     for round in (0, 10):
-        picked = fomo_of(9, explore=1.0).picked(server_of([[0.0] * 5] * 5, round=round), torch.arange(5))
+        picked = fomo_of(9, explore=1.0).choose_models(server_of([[0.0] * 5] * 5, round=round), torch.arange(5))
         assert [sorted(row) for row in picked.tolist()] == [[j for j in range(5) if j != i] for i in range(5)]
 
 
 def test_models_that_were_never_uploaded_come_last():
     for round in (0, 10):
         server = server_of([[0.0, 9.0, 0.0, 0.0, 0.0]] * 5, [1.0, 0.0, 1.0, 0.0, 1.0], round)
-        picked = fomo_of(3, explore=1.0).picked(server, torch.tensor([0]))[0].tolist()
+        picked = fomo_of(3, explore=1.0).choose_models(server, torch.tensor([0]))[0].tolist()
         assert sorted(picked[:2]) == [2, 4] and picked[2] in (1, 3)
 
 
@@ -240,7 +240,7 @@ def test_random_models_are_sent_the_earlier_the_more_often():
     odd = {}
     for round in (0, 5, 10):
         servers = [server_of([[0.0, 0.0, 0.0, 0.0, 8.0]] * 5, round=round, key=key) for key in range(200)]
-        picked = [int(fomo_of(1, explore=1.0).picked(server, torch.tensor([0]))) for server in servers]
+        picked = [int(fomo_of(1, explore=1.0).choose_models(server, torch.tensor([0]))) for server in servers]
         odd[round] = sum(i != 4 for i in picked) / 200
         assert set(picked) == ({1, 2, 3, 4} if round < 10 else {4})
     assert odd[0] == pytest.approx(0.75, abs=0.1) and odd[5] == pytest.approx(0.375, abs=0.1) and odd[10] == 0

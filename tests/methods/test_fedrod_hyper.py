@@ -12,7 +12,7 @@ from plures.methods.addons.prox import Prox
 from plures.methods.addons.scaffold import Scaffold, ScaffoldClient
 from plures.methods.base import Federation
 from plures.methods.fedavg import FedAvg, FedAvgClient
-from plures.methods.fedrod import HYPER, FedRoD, FedRoDClient, generated
+from plures.methods.fedrod import HYPER, FedRoD, FedRoDClient, generate_head
 from plures.methods.ingredients import meta_balance
 from plures.methods.ingredients.balance import LOSSES
 from plures.methods.spec import make_method
@@ -108,20 +108,20 @@ def assert_near(one, other):
 
 def test_hypernetwork_makes_a_head_from_class_proportions():
     counts = torch.tensor([1.0, 2.0, 5.0])
-    assert_near(generated(hyper_of(), counts), papers_head(hyper_of(), counts.double() / 8))
+    assert_near(generate_head(hyper_of(), counts), papers_head(hyper_of(), counts.double() / 8))
 
 
 def test_clients_with_equal_proportions_have_equal_heads():
-    few, many = (generated(hyper_of(), k * torch.tensor([1.0, 2.0, 5.0])) for k in (1, 3))
+    few, many = (generate_head(hyper_of(), k * torch.tensor([1.0, 2.0, 5.0])) for k in (1, 3))
     assert torch.equal(few, many)
-    assert not torch.equal(few, generated(hyper_of(), torch.tensor([2.0, 1.0, 5.0])))
+    assert not torch.equal(few, generate_head(hyper_of(), torch.tensor([2.0, 1.0, 5.0])))
 
 
 def test_order_of_classes_matters_through_the_weights_alone():
     turned, hyper = torch.tensor([2, 0, 1]), hyper_of()
     counts = torch.tensor([1.0, 2.0, 5.0])
     other = hyper | {HYPER + "hidden": hyper[HYPER + "hidden"][:, turned]}
-    torch.testing.assert_close(generated(other, counts[turned]), generated(hyper, counts))
+    torch.testing.assert_close(generate_head(other, counts[turned]), generate_head(hyper, counts))
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_heads_and_hypernetworks_have_the_papers_sizes(shape, n_classes, width, 
 def test_hypernetwork_starts_with_heads_of_zero_whatever_the_proportions():
     task = task_of(Dense)
     server = hyper_method().init_server(task, task.initial, Federation(torch.ones(2), torch.tensor(5)))
-    assert torch.equal(generated(server, torch.tensor([4.0, 0.0, 9.0])), torch.zeros(3, 6))
+    assert torch.equal(generate_head(server, torch.tensor([4.0, 0.0, 9.0])), torch.zeros(3, 6))
     hidden = server[HYPER + "hidden"]
     assert hidden.shape == (WIDTH, 3) and 0.1 < float(hidden.abs().max()) <= 1
     other = hyper_method().init_server(task, task.initial, Federation(torch.ones(2), torch.tensor(6)))
@@ -479,7 +479,7 @@ def public_task(make=Dense):
 
 
 def learned_of(gamma: float = 1.0):
-    return meta_balance.initial(gamma, torch.float64)
+    return meta_balance.init_learned(gamma, torch.float64)
 
 
 def plain_weights(losses, weigher):
@@ -567,17 +567,19 @@ def test_meta_bsm_with_equal_weights_is_balanced_softmax():
 
 def test_meta_bsm_weights_of_rows_have_mean_one_over_the_rows_and_see_no_padding():
     losses, mask = torch.tensor([0.1, 2.0, 0.7, 9.0, 9.0]), torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0])
-    weights = meta_balance.row_weights(losses, mask, meta_balance.initial(1.0, torch.float32).weigher)
+    weights = meta_balance.row_weights(losses, mask, meta_balance.init_learned(1.0, torch.float32).weigher)
     assert float(weights[:3].mean()) == pytest.approx(1.0, rel=1e-6)
     assert float(weights.min()) > 0 and float(weights[:3].std()) > 1e-4
-    torch.testing.assert_close(weights[:3], plain_weights(losses[:3], meta_balance.initial(1.0, torch.float32).weigher))
+    torch.testing.assert_close(
+        weights[:3], plain_weights(losses[:3], meta_balance.init_learned(1.0, torch.float32).weigher)
+    )
 
 
 def test_meta_bsm_weights_pass_no_gradient_to_the_losses():
-    learned = meta_balance.initial(1.0, torch.float32)
+    learned = meta_balance.init_learned(1.0, torch.float32)
     batch = Batch(torch.zeros(3, 1), torch.tensor([0, 1, 0]), torch.ones(3), torch.tensor([3.0, 1.0]), torch.tensor(0))
     logits = torch.tensor([[1.0, 0.0], [0.3, 2.0], [-1.0, 0.5]])
-    gradient = torch.func.grad(lambda z: meta_balance.weighed_loss(z, batch, learned))(logits)
+    gradient = torch.func.grad(lambda z: meta_balance.weighted_loss(z, batch, learned))(logits)
     each = F.cross_entropy(logits + batch.counts.log(), batch.y, reduction="none")
     q = plain_weights(each, learned.weigher)
     row_gradients = (logits + batch.counts.log()).softmax(1) - F.one_hot(batch.y, 2)
@@ -585,9 +587,9 @@ def test_meta_bsm_weights_pass_no_gradient_to_the_losses():
 
 
 def test_meta_bsm_leaves_absent_classes_out():
-    learned = meta_balance.initial(1.0, torch.float32)
+    learned = meta_balance.init_learned(1.0, torch.float32)
     batch = Batch(torch.zeros(1, 1), torch.tensor([0]), torch.ones(1), torch.tensor([1.0, 1.0, 0.0]), torch.tensor(0))
-    loss = meta_balance.weighed_loss(torch.tensor([[0.0, 0.0, 50.0]]), batch, learned)
+    loss = meta_balance.weighted_loss(torch.tensor([[0.0, 0.0, 50.0]]), batch, learned)
     assert float(loss) == pytest.approx(torch.log(torch.tensor(2.0)).item())
 
 

@@ -40,7 +40,7 @@ def client_of(model, *logits, rounds: int = 9) -> PartialFedClient:
 
 def rows_for(shard):
     """The rows that the model and that the choice is trained on."""
-    return shard.lasting_split(0.8, "choice of layers")
+    return shard.fixed_split(0.8, "choice of layers")
 
 
 @pytest.mark.parametrize("model", ["mlp", "norm"])

@@ -208,7 +208,7 @@ def trained_apart(task, shards, solver):
     """How far a stack of clients ends from the same clients one by one, as a part of the way they went."""
     with engine.metered() as meter:
         stacked = train("vectorised", task.loss, task, shards, solver)
-    assert meter.total.traced > 0 and meter.total.eager == 0
+    assert meter.usage.traced > 0 and meter.usage.eager == 0
     alone = train("one_by_one", task.loss, task, shards, solver)
     assert stacked.steps.tolist() == alone.steps.tolist() and alone.loss.isfinite().all()
     start, ours, theirs = (

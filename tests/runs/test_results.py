@@ -10,9 +10,8 @@ import torch
 
 import plures
 from plures.data.population import Population
-from plures.engine import Usage
+from plures.engine import KernelCount, Usage
 from plures.errors import UsageError
-from plures.learn import flops
 from plures.methods.messages import Each, Same
 from plures.runs import results
 from plures.runs.callbacks import Callback
@@ -304,9 +303,9 @@ def test_evaluation_is_not_counted_as_training():
 
 
 def test_counting_as_it_happens():
-    with flops.count_kernels() as direct:
+    with KernelCount() as direct:
         torch.ones(2, 3) @ torch.ones(3, 4)
-    assert direct.total == 2 * 2 * 3 * 4
+    assert direct.flops == 2 * 2 * 3 * 4
 
 
 # Drift

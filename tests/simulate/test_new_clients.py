@@ -80,7 +80,7 @@ def test_new_clients_never_train_and_come_last():
 
 
 def test_holding_out_everybody_is_refused():
-    with pytest.raises(UsageError, match="leave nobody to train"):
+    with pytest.raises(UsageError, match="leave no client to train"):
         make_scene(make_config({"clients": 5, "new_clients": 5}))
 
 

@@ -1,4 +1,4 @@
-"""Add-ons: what `+` adds to a method, as in `ditto+ala` or `fedrod+prox`; an add-on is a method around a host.
+"""Add-ons: what `+` adds to a method, as in `ditto+ala` or `fedrod+prox`. An add-on is a method around a host.
 
-A method that stands alone is not here, even if it is named after an add-on: see the folder above.
+Methods that are named after an add-on, such as FedALA, are in the folder above.
 """

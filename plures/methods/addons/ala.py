@@ -1,4 +1,12 @@
-"""ALA: a client starts from a learned blend, weight by weight, of its own model and the received one."""
+"""ALA (adaptive local aggregation): local training starts from a learned blend of the client's and the received model.
+
+    start = own + blend * (received - own)    in the upper p layers, with a number in [0, 1] for every weight
+    start = received                          in the lower layers
+
+The blend is learned by gradient steps on the loss of `start`, on s percent of the client's rows. The first time it is
+trained until the loss settles, in every later round for one epoch. In its first round a client has no model of its
+own yet and takes the received one as it is.
+"""
 
 import dataclasses
 from dataclasses import dataclass
@@ -17,26 +25,30 @@ from plures.tree import Params, Tree
 
 class AlaClient(NamedTuple):
     host: Tree
-    model: Params  # the shared model as this client left it after its last round
-    blend: Params  # in [0, 1]: how far each upper weight moves from its own value to the received one
-    rounds: Tensor  # how many it took part in
+    model: Params  # the shared part of the model as this client trained it in its last round
+    blend: (
+        Params  # in [0, 1], for every weight of the upper layers: 0 keeps the client's value, 1 takes the received one
+    )
+    rounds: Tensor  # how many rounds the client took part in
 
 
 @dataclass(frozen=True)
 class Ala(Addon):
-    """Local training starts from own + blend * (received - own) in the upper layers."""
+    """Local training starts from own + blend * (received - own) in the upper layers, with a learned blend."""
 
-    eta: float = setting(1.0, "step size of the blend", least=0)
+    eta: float = setting(1.0, "learning rate of the blend", least=0)
     s: float = setting(80.0, "percent of the client's rows that the blend is learned on", least=0, most=100)
-    p: int = setting(1, "how many upper layers (or blocks) are blended; the lower ones are taken as received", least=0)
-    threshold: float = setting(0.01, "first stage: stop when the loss of the last 10 epochs spreads less", least=0)
-    cap: int = setting(100, "first stage: stop after so many epochs in any case", least=1)
+    p: int = setting(1, "how many upper layers (or blocks) are blended; lower layers are taken as received", least=0)
+    threshold: float = setting(
+        0.01, "first stage: stop when the standard deviation of the last 10 losses is below this", least=0
+    )
+    cap: int = setting(100, "first stage: largest number of epochs", least=1)
     loss_stat: str = setting(
-        "last_batch", "first stage: the loss of an epoch that is looked at", choices=("last_batch", "epoch_mean")
+        "last_batch", "first stage: which loss of an epoch is compared", choices=("last_batch", "epoch_mean")
     )
     ala_pm: str = setting(
         "init",
-        "the personal model is made from the blend, or is the client's trained model",
+        "the personal model: made from the blend, or the model that the client last trained",
         choices=("init", "trained"),
     )
 
@@ -44,10 +56,10 @@ class Ala(Addon):
 
     @property
     def refuses(self):
-        return {**self.host.refuses, "c": "the blend says where training starts", "ala": "it has it already"}
+        return {**self.host.refuses, "c": "the blend says where training starts", "ala": "it has ALA already"}
 
-    def upper(self, task, received):
-        """The trainable names of the upper layers among what is received."""
+    def upper_weights(self, task, received):
+        """The names of the trainable tensors in the upper layers of the received model."""
         names = list(tree.trainable(received))
         blocks = task.blocks_in(names)
         chosen = blocks[max(0, len(blocks) - self.p) :]
@@ -55,23 +67,26 @@ class Ala(Addon):
 
     def init_client(self, task, params):
         shared = self.host.shared(task, params)
-        blend = {name: torch.ones_like(shared[name]) for name in self.upper(task, shared)}
+        blend = {name: torch.ones_like(shared[name]) for name in self.upper_weights(task, shared)}
         return AlaClient(self.host.init_client(task, params), shared, blend, torch.tensor(0))
 
-    def blended(self, received, own, blend):
+    def blend_models(self, received, own, blend):
+        """The received model with the upper layers blended: own + blend * (received - own)."""
         new = {name: torch.lerp(own[name], received[name], weight) for name, weight in blend.items()}
         return received | new
 
-    def learn(self, task, received, client, shard):
-        """The blend after this round's learning: until it settles the first time, then one epoch."""
+    def learn_blend(self, task, received, client, shard):
+        """The blend after this round: trained until the loss settles the first time, for one epoch later."""
 
         def objective(blend, batch, received, own, host):
-            start = self.blended(received, own, blend)
+            start = self.blend_models(received, own, blend)
             return task.loss(self.host.local_model(task, start, host), batch)
 
         first_time = torch.where(client.rounds == 1, self.cap, 1)
-        epochs = torch.where(client.rounds == 0, 0, first_time)  # at first there is no old model to blend with
-        # The same batches in every epoch: losses of last batches can settle only if they are of the same rows.
+        epochs = torch.where(
+            client.rounds == 0, 0, first_time
+        )  # in its first round a client has no model to blend with
+        # The same batches in every epoch: the losses of last batches are comparable only on the same rows.
         stop = Plateau(threshold=self.threshold, loss_of=self.loss_stat)
         solver = dataclasses.replace(self.solver.plain(self.eta), box=(0.0, 1.0), shuffle=False, stop=stop)
         some = shard.take(self.s / 100, "ala")
@@ -79,20 +94,20 @@ class Ala(Addon):
         return fit(objective, client.blend, some, solver, given, epochs).params
 
     def train(self, task, received, client, shard, terms=NO_TERMS):
-        blend = self.learn(task, received, client, shard) if client.blend else {}
-        start = self.blended(received, client.model, blend)
+        blend = self.learn_blend(task, received, client, shard) if client.blend else {}
+        start = self.blend_models(received, client.model, blend)
         host, upload, metrics = self.host.train(task, received, client.host, shard, terms._replace(start=start))
         return AlaClient(host, self.shared(task, upload), blend, client.rounds + 1), upload, metrics
 
     def personalize(self, task, received, client, shard):
         if self.ala_pm == "trained":
             return self.host.personalize(task, client.model, client.host, shard)
-        blend = self.learn(task, received, client, shard) if client.blend else {}
-        start = self.blended(received, client.model, blend)
+        blend = self.learn_blend(task, received, client, shard) if client.blend else {}
+        start = self.blend_models(received, client.model, blend)
         return self.host.personalize(task, start, client.host, shard)
 
     def adapt(self, task, received, shard, epochs):
-        """A first round from the received model, and then the blend of what came out with the received one."""
+        """One round from the received model, then the blend of the trained model with the received one."""
         if not epochs:
             return self.host.adapt(task, received, shard, 0)
         client = self.init_client(task, task.initial)

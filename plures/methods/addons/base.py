@@ -1,4 +1,4 @@
-"""Addon: a method around a host method. As it stands here it changes nothing."""
+"""Addon: a method that wraps a host method. This base class changes nothing."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -10,11 +10,13 @@ from plures.methods.base import NO_TERMS, Method
 
 @dataclass(frozen=True)
 class Addon(Method):
-    """Hands every call on to its host; an add-on overrides what it changes."""
+    """Passes every call on to its host. Subclasses override what they change."""
 
     host: Method = Method()
 
-    changes_training: ClassVar[bool] = True  # of the shared model; so the host must train one
+    changes_training: ClassVar[bool] = (
+        True  # True: it changes how the shared model is trained, so the host must train one
+    )
 
     def __post_init__(self):
         super().__post_init__()
@@ -80,7 +82,7 @@ class Addon(Method):
         return self.host.init_client(task, params)
 
     def train(self, task, received, client, shard, terms=NO_TERMS):
-        if terms is NO_TERMS:  # a host that trains no shared model knows of no changes to it
+        if terms is NO_TERMS:  # a host that trains no shared model does not accept `terms`
             return self.host.train(task, received, client, shard)
         return self.host.train(task, received, client, shard, terms)
 

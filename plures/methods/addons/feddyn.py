@@ -1,4 +1,4 @@
-"""FedDyn: a term that changes from round to round lets all clients agree at the optimum of their mean loss."""
+"""FedDyn: a dynamic regulariser, updated in every round, aligns the clients' optima with the global optimum."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -13,13 +13,13 @@ from plures.tree import Params, Tree
 
 class FedDynServer(NamedTuple):
     host: Tree
-    drift: Params  # h / alpha: how far all clients together have been drawn away, turned round
+    drift: Params  # h / alpha: minus the sum of all clients' updates so far, divided by the number of clients
     n_clients: torch.Tensor
 
 
 class FedDynClient(NamedTuple):
     host: Tree
-    gradient: Params  # g_i, of the client's own loss where its last training ended
+    gradient: Params  # g_i: gradient of the client's loss at the model that it trained last
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,15 @@ class FedDyn(Addon):
         twice = "one correction of drift is enough"
         return {**self.host.refuses, "feddyn": twice, "scaffold": twice}
 
-    alpha: float = setting(0.01, "strength of the dynamic term", least=0)
+    alpha: float = setting(0.01, "strength of the dynamic regularisation", least=0)
     gm: str = setting(
-        "server", "the generic model: as sent, or the plain mean of the last uploads", choices=("server", "mean")
+        "server",
+        "the generic model: as the server sends it, or the plain mean of the last uploads",
+        choices=("server", "mean"),
     )
 
     def weights(self, task, received):
+        """The weights of the shared model: all that the dynamic term applies to."""
         return tree.trainable(self.host.shared(task, received))
 
     def init_server(self, task, params, federation):
@@ -54,15 +57,15 @@ class FedDyn(Addon):
     def merge(self, task, server, ids, uploads, sizes):
         mean = self.host.merge(task, server.host, ids, uploads, torch.ones_like(sizes))
 
-        def drifted(name, drift):
-            away = (uploads[name] - server.host[name]).sum(0)
-            return drift - away / server.n_clients.to(away.dtype)
+        def update_drift(name, drift):
+            change = (uploads[name] - server.host[name]).sum(0)
+            return drift - change / server.n_clients.to(change.dtype)
 
-        drift = {name: drifted(name, x) for name, x in server.drift.items()}
-        return server._replace(host=_shifted(mean, drift, -1), drift=drift)
+        drift = {name: update_drift(name, x) for name, x in server.drift.items()}
+        return server._replace(host=_shift(mean, drift, -1), drift=drift)
 
     def generic(self, task, server):
-        host = server.host if self.gm == "server" else _shifted(server.host, server.drift, 1)
+        host = server.host if self.gm == "server" else _shift(server.host, server.drift, 1)
         return self.host.generic(task, host)
 
     def newcomer(self, task, server):
@@ -86,5 +89,5 @@ class FedDyn(Addon):
         return self.host.personalize(task, received, client.host, shard)
 
 
-def _shifted(model, by, sign):
+def _shift(model, by, sign):
     return model | {name: model[name] + sign * x for name, x in by.items()}

@@ -1,4 +1,4 @@
-"""FT: the personal model is fine-tuned on the client's rows when it is asked for; training never sees it."""
+"""FT: the personal model is fine-tuned on the client's rows before it is evaluated; training stays as it is."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,9 +9,9 @@ from plures.methods.base import fine_tune, setting
 
 @dataclass(frozen=True)
 class Ft(Addon):
-    """FedAvg-FT and the like: some epochs of plain training of the whole model, never uploaded."""
+    """As in FedAvg-FT: the personal model is fine-tuned before evaluation; the result is never uploaded."""
 
-    ft_epochs: int = setting(5, "epochs of fine-tuning at evaluation", least=0)
+    ft_epochs: int = setting(5, "epochs of fine-tuning before evaluation", least=0)
 
     changes_training: ClassVar[bool] = False
 

@@ -1,6 +1,6 @@
-"""KeepLocal: a part of the model stays with each client and never travels.
+"""KeepLocal: a part of the model stays with each client and is never sent.
 
-Around FedAvg it is FedPer (the head stays), LG-FedAvg (the body stays) or FedBN (BatchNorm stays).
+Around FedAvg this is FedPer (private head), LG-FedAvg (private body) or FedBN (private BatchNorm layers).
 """
 
 from collections.abc import Callable
@@ -30,11 +30,11 @@ class KeptClient(NamedTuple):
 
 @dataclass(frozen=True)
 class KeepLocal(Addon):
-    """The host trains the whole model; the named part of it is left at home."""
+    """The host trains the whole model, but its private part is neither sent nor averaged."""
 
     private: str = setting(
         "head",
-        "what stays with a client: head, body, batch-norm, statistics, nothing, or several joined by /",
+        "what stays with the client: head, body, batch-norm, statistics, nothing, or several joined by /",
     )
 
     def __post_init__(self):
@@ -43,23 +43,23 @@ class KeepLocal(Addon):
             if part not in PRIVATE:
                 raise UsageError(f"private={self.private}: a part that can stay is one of {', '.join(PRIVATE)}")
 
-    def stays(self, task):
-        """Which names stay, as a function of a name."""
+    def is_private(self, task):
+        """A function of a tensor's name: whether that tensor stays with the client."""
         parts = [PRIVATE[part] for part in self.private.split("/")]
         return lambda name: any(belongs(task, name) for belongs in parts)
 
     def shared(self, task, params):
-        return tree.drop(self.host.shared(task, params), self.stays(task))
+        return tree.drop(self.host.shared(task, params), self.is_private(task))
 
     def init_server(self, task, params, federation):
-        return self.host.init_server(task, tree.drop(params, self.stays(task)), federation)
+        return self.host.init_server(task, tree.drop(params, self.is_private(task)), federation)
 
     def generic(self, task, server):
         shared = self.host.generic(task, server)
         return shared if shared is not None and len(shared) == len(task.initial) else None
 
     def init_client(self, task, params):
-        return KeptClient(self.host.init_client(task, params), tree.keep(params, self.stays(task)))
+        return KeptClient(self.host.init_client(task, params), tree.keep(params, self.is_private(task)))
 
     def local_model(self, task, received, client):
         whole = self.host.local_model(task, received, client.host) | client.kept
@@ -68,8 +68,8 @@ class KeepLocal(Addon):
     def train(self, task, received, client, shard, terms=NO_TERMS):
         start = self.local_model(task, terms.start_from(received), client)
         host, model, metrics = self.host.train(task, received, client.host, shard, terms._replace(start=start))
-        stays = self.stays(task)
-        return KeptClient(host, tree.keep(model, stays)), tree.drop(model, stays), metrics
+        private = self.is_private(task)
+        return KeptClient(host, tree.keep(model, private)), tree.drop(model, private), metrics
 
     def personalize(self, task, received, client, shard):
         return self.host.personalize(task, self.local_model(task, received, client), client.host, shard)

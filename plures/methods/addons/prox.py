@@ -1,4 +1,4 @@
-"""Prox: local training is pulled towards the received model."""
+"""Prox: a proximal term keeps local training close to the received model, as in FedProx."""
 
 from dataclasses import dataclass
 
@@ -10,11 +10,11 @@ from plures.methods.base import NO_TERMS, Penalty, setting
 
 @dataclass(frozen=True)
 class Prox(Addon):
-    """Adds mu/2 |p - received|^2 to the local loss of the shared model."""
+    """Adds the proximal term mu/2 |p - received|^2 to the local loss of the shared model."""
 
     mu: float = setting(0.01, "strength of the pull towards the received model", least=0)
 
     def train(self, task, received, client, shard, terms=NO_TERMS):
-        anchor = self.shared(task, received) if self.mu else {}  # with no anchor the step is the host's, to the bit
+        anchor = self.shared(task, received) if self.mu else {}  # without an anchor, steps equal the host's bit for bit
         penalty = Penalty(linear={}, weight=torch.tensor(self.mu), anchor=anchor)
         return self.host.train(task, received, client, shard, terms.plus(penalty))

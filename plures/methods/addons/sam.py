@@ -1,24 +1,24 @@
-"""SAM: every gradient is taken a step uphill, where the loss is sharpest."""
+"""SAM (sharpness-aware minimisation): every gradient is computed at weights perturbed along the gradient."""
 
 from dataclasses import dataclass
 from functools import cache
 
 from plures.methods.addons.base import Addon
 from plures.methods.base import NO_TERMS, setting
-from plures.methods.ingredients.sharpness import sharp
+from plures.methods.ingredients.sharpness import sam_loss
 
 
-@cache  # one task for all calls, so that its steps are traced once
-def sharpened(task, rho):
-    """The task with sharpness-aware gradients."""
-    return task.judged_by(lambda params, batch: sharp(lambda p: task.loss(p, batch), params, rho))
+@cache  # every call gets the same task, so that its steps are traced once
+def with_sam_loss(task, rho):
+    """The task with the loss of SAM."""
+    return task.judged_by(lambda params, batch: sam_loss(lambda p: task.loss(p, batch), params, rho))
 
 
 @dataclass(frozen=True)
 class Sam(Addon):
-    """Local training takes its gradients at p + rho * g / |g|, with the same batch for both passes."""
+    """Local steps use the gradient at p + rho * g / |g|, where g is the gradient at p on the same batch."""
 
-    rho: float = setting(0.05, "how far uphill the gradient is taken", least=0)
+    rho: float = setting(0.05, "length of the perturbation at which gradients are computed", least=0)
 
     def train(self, task, received, client, shard, terms=NO_TERMS):
-        return self.host.train(sharpened(task, self.rho), received, client, shard, terms)
+        return self.host.train(with_sam_loss(task, self.rho), received, client, shard, terms)

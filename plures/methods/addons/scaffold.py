@@ -1,4 +1,4 @@
-"""SCAFFOLD: control variates turn each local step from the client's gradient towards that of all clients."""
+"""SCAFFOLD: control variates correct each local step for the difference between client gradient and mean gradient."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,28 +14,30 @@ from plures.tree import Params, Tree
 
 class ScaffoldServer(NamedTuple):
     host: Tree
-    control: Params  # the mean of all clients' controls
+    control: Params  # c: the mean of all clients' control variates
     n_clients: torch.Tensor
 
 
 class ScaffoldClient(NamedTuple):
     host: Tree
-    control: Params  # an estimate of the client's own gradient
+    control: Params  # c_i: an estimate of the client's gradient
 
 
 @dataclass(frozen=True)
 class Scaffold(Addon):
-    """Steps y <- y - lr (g(y) - c_i + c); then c_i <- c_i - c + (x - y) / (steps * lr)."""
+    """Local steps y <- y - lr (g(y) - c_i + c); after training c_i <- c_i - c + (x - y) / (steps * lr)."""
 
     @property
     def refuses(self):
-        turn, twice = "add it the other way round, before scaffold", "one correction of drift is enough"
-        return {**self.host.refuses, "ala": turn, "c": turn, "prox": turn, "feddyn": twice, "scaffold": twice}
+        order, twice = "add it the other way round, before scaffold", "one correction of drift is enough"
+        return {**self.host.refuses, "ala": order, "c": order, "prox": order, "feddyn": twice, "scaffold": twice}
 
-    server_lr: float = setting(1.0, "how far the server moves to the mean of what clients made of its model", least=0)
+    server_lr: float = setting(
+        1.0, "learning rate of the server: 1 moves it to the mean of the uploaded models", least=0
+    )
 
     def weights(self, task, received):
-        """The weights of the shared model: what has a control."""
+        """The weights of the shared model: all that have a control variate."""
         return tree.trainable(self.host.shared(task, received))
 
     def init_server(self, task, params, federation):
@@ -69,18 +71,18 @@ class Scaffold(Addon):
 
     def train(self, task, received, client, shard, terms=NO_TERMS):
         before, control = self.weights(task, received["host"]), received["control"]
-        turn = Penalty(linear=tree.sub(control, client.control), weight=torch.zeros(()), anchor={})
-        host, upload, metrics = self.host.train(task, received["host"], client.host, shard, terms.plus(turn))
+        correction = Penalty(linear=tree.sub(control, client.control), weight=torch.zeros(()), anchor={})
+        host, upload, metrics = self.host.train(task, received["host"], client.host, shard, terms.plus(correction))
         reach = self.reach(metrics["steps"], shard.round)
         after = self.weights(task, upload)
         gradients = {name: (before[name] - after[name]) / reach.clamp(min=1e-30) for name in control}
         change = tree.map(lambda g, c: torch.where(reach > 0, g - c, 0.0), gradients, control)
-        # What the server adds is what the client adds, so that rounding is the same on both sides.
+        # The client adds the very change that it uploads, so that rounding is the same on both sides.
         own = tree.add(client.control, change)
         return ScaffoldClient(host, own), {"host": upload, "control": change}, metrics
 
     def reach(self, steps, round):
-        """How far so many steps go along a gradient of one; momentum makes every step count for later ones too."""
+        """How far this many steps move along a constant gradient of one, including what momentum adds."""
         momentum, steps = self.solver.momentum, steps.clamp(min=1)
         lost = momentum * (1 - momentum**steps) / (1 - momentum) ** 2
         return self.solver.rate(round) * (steps / (1 - momentum) - lost)

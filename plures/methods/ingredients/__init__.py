@@ -1,4 +1,4 @@
-"""Ingredients: functions and settings that several methods share, such as balanced losses and sharpness.
+"""Ingredients: functions and settings that several methods share, such as balanced losses and SAM.
 
 Nothing here is a method or an add-on.
 """

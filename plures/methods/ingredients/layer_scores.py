@@ -1,4 +1,4 @@
-"""How personal each layer of a model is: its distance from a reference, a weight, as a share of all layers."""
+"""Layer scores: how personal each layer of a model is, by its distance per weight from a reference model."""
 
 import torch
 from torch import Tensor
@@ -8,15 +8,15 @@ from plures.tree import Params, is_statistic
 
 
 def scored_layers(task: Task, params: Params, norm_layers: bool) -> dict[str, str]:
-    """For every tensor the layer whose score it has. A norm layer, if not scored itself, goes with the one before."""
+    """Name of a tensor -> the layer whose score it has. A norm layer without a score has that of the layer before."""
     layers = task.layers_in(params)
     own = [layer for layer in layers if norm_layers or not task.is_norm(task.layers[layer][0])] or layers
-    follows: dict[str, str] = {}
+    scored_by: dict[str, str] = {}
     last = own[0]
     for layer in layers:
         last = layer if layer in own else last
-        follows[layer] = last
-    return {name: follows[task.layer_of(name)] for name in params}
+        scored_by[layer] = last
+    return {name: scored_by[task.layer_of(name)] for name in params}
 
 
 def scores(
@@ -28,14 +28,14 @@ def scores(
     scale: str,
     trained: Tensor | bool = True,
 ) -> Tensor:
-    """[layer]: distance by weights, scaled to mean one, to sum one, or not at all.
+    """[layer]: the distance per weight of each layer, scaled to a mean of one, to a sum of one, or not at all.
 
-    Uniform where all are zero, or where `own` was not trained yet, so that its distance says nothing.
+    Scores are uniform if all distances are zero, or if `own` is not trained yet.
     """
     layers = list(dict.fromkeys(layer_of.values()))
     distances = []
     for layer in layers:
-        # A norm layer that follows a layer has its score but does not weigh in it.
+        # A norm layer without a score takes the layer's score but does not contribute to it.
         names = [name for name in layer_of if task.layer_of(name) == layer and not is_statistic(name)]
         squares = torch.stack([(own[name] - reference[name]).square().sum() for name in names]).sum()
         n_weights = sum(own[name].numel() for name in names)
@@ -48,13 +48,13 @@ def scores(
     return torch.where((total > 0) & trained, scaled, uniform)
 
 
-def most(each: Tensor, n: int) -> Tensor:
-    """[layer]: 1 for the n layers with the largest scores (of equals the lower one), else 0."""
+def mark_highest(each: Tensor, n: int) -> Tensor:
+    """[layer]: 1 for the n layers with the highest scores, else 0; among equal scores, lower layers come first."""
     rank = (-each).argsort(stable=True).argsort()
     return (rank < n).to(each.dtype)
 
 
-def by_tensor(each: Tensor, layer_of: dict[str, str]) -> Params:
-    """The number of its layer for every tensor."""
+def expand_to_tensors(each: Tensor, layer_of: dict[str, str]) -> Params:
+    """For every tensor, the number of its layer."""
     layers = list(dict.fromkeys(layer_of.values()))
     return {name: each[layers.index(layer)] for name, layer in layer_of.items()}

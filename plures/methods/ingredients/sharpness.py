@@ -1,11 +1,11 @@
-"""Sharpness: gradients taken a step uphill, by layers.
+"""Sharpness-aware minimisation (SAM), layer by layer: gradients at perturbed weights.
 
 The perturbation of a model with gradients g, for a radius rho and a score for each layer, is
 
     eps = rho * score * sign(g) * |g|^(q-1) / (sum |g|^q)^(1-1/q)
 
-with one norm over the whole model; q = 2 and scores of one give SAM. Statistics of BatchNorm are
-never perturbed, and a perturbed pass never moves them.
+with one norm over the whole model; q = 2 and scores of one give SAM. BatchNorm statistics are never perturbed, and a
+pass at perturbed weights never updates them.
 """
 
 from collections.abc import Callable
@@ -19,44 +19,44 @@ from plures.tree import Params
 
 Loss = Callable[[Params], Tensor]
 
-TINY = 1e-12  # against a gradient of zero
+TINY = 1e-12  # added to the norm, which may be zero
 
 
 def perturbation(gradients: Params, rho: float, scores: Params | None = None, q: float = 2.0) -> Params:
-    """The step uphill. `scores` has a number for every tensor; without it all are one."""
+    """The perturbation of every weight. `scores` holds a number for every tensor; without it all are one."""
     gradients = tree.trainable(gradients)
     total = torch.stack([x.abs().pow(q).sum() for x in gradients.values()]).sum()
     length = total.pow(1 - 1 / q) + TINY
 
-    def step(name: str, x: Tensor) -> Tensor:
-        ascent = rho * (x if q == 2 else x.sign() * x.abs().pow(q - 1)) / length
-        return ascent if scores is None else scores[name] * ascent
+    def perturb_one(name: str, x: Tensor) -> Tensor:
+        eps = rho * (x if q == 2 else x.sign() * x.abs().pow(q - 1)) / length
+        return eps if scores is None else scores[name] * eps
 
-    return {name: step(name, x) for name, x in gradients.items()}
+    return {name: perturb_one(name, x) for name, x in gradients.items()}
 
 
-def moved(params: Params, by: Params) -> Params:
+def perturb(params: Params, by: Params) -> Params:
     """The perturbed model, in which statistics are constants."""
     return {name: x + by[name].detach() if name in by else x.detach() for name, x in params.items()}
 
 
-def statistics_only(params: Params, gradients: Params) -> Tensor:
-    """Zero, whose gradient moves the statistics as an unperturbed pass with these gradients would."""
+def statistics_term(params: Params, gradients: Params) -> Tensor:
+    """Zero, with a gradient that updates the statistics as the unperturbed pass with these gradients would."""
     own = tree.keep(params, tree.is_statistic)
     return with_gradient(own, {name: gradients[name] for name in own}) if own else torch.zeros(())
 
 
-def sharp(loss: Loss, params: Params, rho: float, scores: Params | None = None, q: float = 2.0) -> Tensor:
-    """A loss with the gradients of `loss` at the perturbed model: two passes."""
+def sam_loss(loss: Loss, params: Params, rho: float, scores: Params | None = None, q: float = 2.0) -> Tensor:
+    """A loss with the gradients that `loss` has at the perturbed model: two passes."""
     gradients = torch.func.grad(loss)(tree.detach(params))
-    return loss(moved(params, perturbation(gradients, rho, scores, q))) + statistics_only(params, gradients)
+    return loss(perturb(params, perturbation(gradients, rho, scores, q))) + statistics_term(params, gradients)
 
 
-def twice_sharp(loss: Loss, params: Params, lr: Tensor, rho: float, scores: Params, q: float = 2.0) -> Tensor:
-    """A loss one step of which, at rate lr, is a plain step followed by a sharp one: three passes."""
+def two_step_loss(loss: Loss, params: Params, lr: Tensor, rho: float, scores: Params, q: float = 2.0) -> Tensor:
+    """A loss whose gradient step, at learning rate lr, is a plain step followed by a SAM step: three passes."""
     gradients = torch.func.grad(loss)(tree.detach(params))
     stepped = {name: x - lr * gradients[name] for name, x in tree.trainable(params).items()}
     statistics = tree.keep(params, tree.is_statistic)
-    return sharp(loss, stepped | statistics, rho, scores, q) + with_gradient(
+    return sam_loss(loss, stepped | statistics, rho, scores, q) + with_gradient(
         tree.trainable(params), tree.trainable(gradients)
     )

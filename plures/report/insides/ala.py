@@ -179,8 +179,8 @@ def _replay_round(state: RunState, at: int, snapshot: dict[str, Tensor]) -> tupl
         start = received
         own = find_part(kept, AlaClient)
         if ala is not None and own is not None:
-            blend = ala.learn(scene.task, received, own, shard) if own.blend else {}
-            start = ala.blended(received, own.model, blend)
+            blend = ala.learn_blend(scene.task, received, own, shard) if own.blend else {}
+            start = ala.blend_models(received, own.model, blend)
         _, upload, _ = scene.method.train(scene.task, received, kept, shard)
         return start, upload
 

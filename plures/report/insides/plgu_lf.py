@@ -236,7 +236,7 @@ def count_kept(state: RunState) -> Kept | None:
         assert own is not None
         each, layer_of = method.layer_scores(state.scene.task, own.model, received, own.rounds)
         names = list(dict.fromkeys(layer_of.values()))
-        kept.append(layer_scores.most(each, method.personal).numpy())
+        kept.append(layer_scores.mark_highest(each, method.personal).numpy())
         scores.append(each.numpy())
     n_kept = np.sum(kept, 0).astype(int).tolist()
     return Kept(names, n_kept, np.mean(scores, 0).tolist(), len(kept))

@@ -13,8 +13,7 @@ from plures.methods.addons.sam import Sam
 from plures.methods.fedavg import FedAvg, FedAvgClient
 from plures.methods.fedsam import fedsam
 from plures.methods.ingredients import layer_scores
-from plures.methods.ingredients.sharpness import moved as perturbed
-from plures.methods.ingredients.sharpness import perturbation, sharp, twice_sharp
+from plures.methods.ingredients.sharpness import perturb, perturbation, sam_loss, two_step_loss
 from tests.methods.plain import (
     LR,
     N_CLASSES,
@@ -135,10 +134,10 @@ def test_statistics_are_not_perturbed_and_do_not_weigh_in_the_norm():
     stat = {"norm.running_mean": torch.tensor([100.0], dtype=torch.float64)}
     eps = perturbation(GRADIENTS, 0.5)
     assert_same(perturbation(GRADIENTS | stat, 0.5), eps)
-    assert_same(perturbed(GRADIENTS | stat, eps)["norm.running_mean"], stat["norm.running_mean"])
+    assert_same(perturb(GRADIENTS | stat, eps)["norm.running_mean"], stat["norm.running_mean"])
 
 
-# The sharp loss
+# The loss of SAM
 
 
 CURVE = torch.tensor([[2.0, 0.5, 0.0], [0.5, 1.0, -0.25], [0.0, -0.25, 3.0]], dtype=torch.float64)
@@ -150,7 +149,7 @@ def bowl(params):
     return flat @ CURVE @ flat / 2 - PULL @ flat
 
 
-def test_sharp_gradient_on_a_quadratic_is_the_gradient_at_the_perturbed_point():
+def test_sam_gradient_on_a_quadratic_is_the_gradient_at_the_perturbed_point():
     """A(v + eps) - b, with eps a constant: no gradient passes through it."""
     v = torch.tensor([0.3, -1.0, 2.0], dtype=torch.float64)
     g = CURVE @ v - PULL
@@ -158,28 +157,28 @@ def test_sharp_gradient_on_a_quadratic_is_the_gradient_at_the_perturbed_point():
     eps_scored = torch.cat([3 * eps[:1], 0.5 * eps[1:]])
     params = {"a": v[:1], "b": v[1:]}
     for scores, expected in ((None, eps), (scores_of(3.0, 0.5), eps_scored)):
-        found = torch.func.grad(lambda p, scores=scores: sharp(bowl, p, 0.4, scores))(params)
+        found = torch.func.grad(lambda p, scores=scores: sam_loss(bowl, p, 0.4, scores))(params)
         torch.testing.assert_close(torch.cat([found["a"], found["b"]]), CURVE @ (v + expected) - PULL)
 
 
-def test_a_step_along_the_sharp_gradient_starts_from_the_unperturbed_point():
+def test_a_step_along_the_sam_gradient_starts_from_the_unperturbed_point():
     v = torch.tensor([0.3, -1.0, 2.0], dtype=torch.float64)
     g = CURVE @ v - PULL
     shard = shard_for(task_of(Dense), n=5)
 
     def objective(params, batch):
-        return sharp(bowl, params, 0.4)
+        return sam_loss(bowl, params, 0.4)
 
     moved_to = fit(objective, {"a": v[:1], "b": v[1:]}, shard, solver_of()).params
     expected = v - LR * (CURVE @ (v + 0.4 * g / g.norm()) - PULL)
     torch.testing.assert_close(torch.cat([moved_to["a"], moved_to["b"]]), expected)
 
 
-def test_twice_sharp_step_on_a_quadratic_is_a_plain_step_and_then_a_sharp_one():
+def test_two_step_loss_on_a_quadratic_is_a_plain_step_and_then_a_sam_step():
     v = torch.tensor([0.3, -1.0, 2.0], dtype=torch.float64)
     scores = scores_of(3.0, 0.5)
     lr = torch.tensor(LR)
-    gradients = torch.func.grad(lambda p: twice_sharp(bowl, p, lr, 0.4, scores))({"a": v[:1], "b": v[1:]})
+    gradients = torch.func.grad(lambda p: two_step_loss(bowl, p, lr, 0.4, scores))({"a": v[:1], "b": v[1:]})
     half = v - LR * (CURVE @ v - PULL)
     g = CURVE @ half - PULL
     eps = 0.4 * g / g.norm() * torch.tensor([3.0, 0.5, 0.5], dtype=torch.float64)
@@ -394,13 +393,13 @@ def test_a_norm_layer_before_all_others_has_the_score_of_the_first():
     ],
 )
 def test_the_most_personal_layers_have_the_largest_scores_and_of_equals_the_lower_is_taken(each, n, expected):
-    assert layer_scores.most(torch.tensor(each), n).tolist() == expected
+    assert layer_scores.mark_highest(torch.tensor(each), n).tolist() == expected
 
 
 def test_every_tensor_has_the_number_of_its_layer():
     task = task_of(Normed)
     layer_of = layer_scores.scored_layers(task, task.initial, False)
-    numbers = layer_scores.by_tensor(torch.tensor([1.25, 0.75]), layer_of)
+    numbers = layer_scores.expand_to_tensors(torch.tensor([1.25, 0.75]), layer_of)
     assert {name: float(x) for name, x in numbers.items()} == {
         name: 0.75 if "head" in name else 1.25 for name in task.initial
     }
