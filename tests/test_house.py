@@ -105,6 +105,7 @@ def test_no_keyword_arguments_of_any_name():
         for node in ast.walk(ast.parse(source(path)))
         if isinstance(node, ast.FunctionDef) and node.args.kwarg is not None
     }
+    allowed |= {"federate/watchdog.py"}  # which stands between Flower and functions of its own
     assert found - allowed - {"engine/private.py", "report/matplotlib_kit.py", "report/plotly_kit.py"} == set()
 
 

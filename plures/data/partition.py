@@ -46,6 +46,17 @@ class Partition(NamedTuple):
     finish: Callable[[Dataset, Split, Any, np.random.Generator], Split] | None = None  # a last change of the split
 
 
+def _of_classes(name: str, description: str, deal: Callable[..., list[np.ndarray]]) -> Partition:
+    """A partition whose value is a number of classes K."""
+    return Partition(
+        f"{name}:K, {description}",
+        True,
+        f"a whole number of classes from 1, e.g. {name}:2",
+        lambda data, n, value, rng: deal(data.y, n, int(value), rng),
+        allows=_is_count,
+    )
+
+
 def parse(text: str) -> tuple[str, float | None]:
     """The name and the value of a partition, e.g. of "dirichlet:0.1"."""
     name, colon, given = text.partition(":")
@@ -352,27 +363,13 @@ PARTITIONS: dict[str, Partition] = {
         lambda data, n, value, rng: dirichlet_class(data.y, n, value, rng, data.n_train),
         keeps_test=True,
     ),
-    "pathological": Partition(
-        "pathological:K, K classes per client, in groups of clients with the same classes and unequal sizes",
-        True,
-        "a whole number of classes from 1, e.g. pathological:2",
-        lambda data, n, value, rng: pathological(data.y, n, int(value), rng),
-        allows=_is_count,
+    "pathological": _of_classes(
+        "pathological",
+        "K classes per client, in groups of clients with the same classes and unequal sizes",
+        pathological,
     ),
-    "labels": Partition(
-        "labels:K, K random classes per client, equal sizes",
-        True,
-        "a whole number of classes from 1, e.g. labels:2",
-        lambda data, n, value, rng: labels(data.y, n, int(value), rng),
-        allows=_is_count,
-    ),
-    "main": Partition(
-        "main:K, all classes for every client, 60 % of its rows from K of them; equal sizes",
-        True,
-        "a whole number of classes from 1, e.g. main:2",
-        lambda data, n, value, rng: main(data.y, n, int(value), rng),
-        allows=_is_count,
-    ),
+    "labels": _of_classes("labels", "K random classes per client, equal sizes", labels),
+    "main": _of_classes("main", "all classes for every client, 60 % of its rows from K of them; equal sizes", main),
     "relabel": Partition(
         "relabel:ZETA, dirichlet:0.5 where a share 1 - ZETA of the clients have permuted labels",
         True,

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from types import SimpleNamespace
+from typing import Any
 
 
 def _end_with_parent() -> None:
@@ -39,6 +40,31 @@ class _Polling:
             time.sleep(min(seconds, max(0.25, (now - self.busy) / 10)))
 
 
+def _answer_in_turn(node: Any) -> None:
+    """Let a SuperNode send the answer to the message that it has just received, before it asks for the next one.
+
+    By itself it sends one answer for each message. If a run is killed, an answer to one of its messages may come later,
+    and from then on every answer would wait until the next message arrives.
+    """
+    pull, push, run = node._pull_and_store_message, node._push_messages, {"id": None}
+
+    def pull_and_note(**arguments: Any) -> Any:
+        run["id"] = pull(**arguments)
+        return run["id"]
+
+    def push_until_answered(send: Any, **arguments: Any) -> None:
+        answered = []
+
+        def send_and_note(message: Any, *rest: Any) -> Any:
+            answered.append(message.metadata.run_id)
+            return send(message, *rest)
+
+        while run["id"] not in answered:
+            push(send=send_and_note, **arguments)
+
+    node._pull_and_store_message, node._push_messages = pull_and_note, push_until_answered
+
+
 if __name__ == "__main__":
     sys.path.pop(0)  # the folder of this file, whose modules would hide others
     program = sys.argv[1]
@@ -55,4 +81,5 @@ if __name__ == "__main__":
         assert pull_objects.__kwdefaults__ is not None
         pull_objects.__kwdefaults__["initial_backoff"] = 0.1  # as in flower.py
         start_client_internal.time = SimpleNamespace(sleep=_Polling().sleep)
+        _answer_in_turn(start_client_internal)
     main()

@@ -38,6 +38,7 @@ def publisher(tmp_path, monkeypatch):
     )
     yield monkeypatch, base
     server.shutdown()
+    server.server_close()
 
 
 def test_fetched_once_checked_and_read(publisher, tmp_path):

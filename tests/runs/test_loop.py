@@ -184,9 +184,9 @@ def test_run_folder_holds_what_the_contract_names(tmp_path):
     assert named <= set(summary["personal"])
     assert {"accuracy", "on_clients", "worst5", "top5", "reweighted", "as_trained"} == set(summary["generic"])
     assert list(summary["seconds"]) == ["train", "evaluate", "total"]
-    rounds = list(csv.DictReader(open(folder / "rounds.csv")))
+    rounds = list(csv.DictReader((folder / "rounds.csv").read_text().splitlines()))
     assert [int(row["round"]) for row in rounds] == [1, 2, 3, 4, 5, 6]
-    clients = list(csv.DictReader(open(folder / "clients.csv")))
+    clients = list(csv.DictReader((folder / "clients.csv").read_text().splitlines()))
     assert len(clients) == 5
     mean = np.mean([float(row["personal_accuracy"]) for row in clients])
     assert abs(mean - summary["personal"]["mean"]) < 1e-9

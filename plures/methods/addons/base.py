@@ -4,6 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar
 
+from plures import tree
 from plures.errors import UsageError
 from plures.methods.base import NO_TERMS, Method
 
@@ -56,6 +57,10 @@ class Addon(Method):
 
     def shared(self, task, params):
         return self.host.shared(task, params)
+
+    def shared_weights(self, task, received):
+        """The weights of the shared model, without statistics: what an add-on can correct."""
+        return tree.trainable(self.host.shared(task, received))
 
     def init_server(self, task, params, federation):
         return self.host.init_server(task, params, federation)

@@ -38,14 +38,12 @@ class FedDyn(Addon):
         choices=("server", "mean"),
     )
 
-    def weights(self, task, received):
-        """The weights of the shared model: all that the dynamic term applies to."""
-        return tree.trainable(self.host.shared(task, received))
-
     def init_server(self, task, params, federation):
         host = self.host.init_server(task, params, federation)
         return FedDynServer(
-            host, tree.zeros_like(self.weights(task, host)), torch.tensor(federation.n_clients, dtype=torch.float64)
+            host,
+            tree.zeros_like(self.shared_weights(task, host)),
+            torch.tensor(federation.n_clients, dtype=torch.float64),
         )
 
     def send(self, task, server, ids):
@@ -72,11 +70,11 @@ class FedDyn(Addon):
         return self.host.newcomer(task, server.host)
 
     def init_client(self, task, params):
-        weights = self.weights(task, self.host.shared(task, params))
+        weights = self.shared_weights(task, self.host.shared(task, params))
         return FedDynClient(self.host.init_client(task, params), tree.zeros_like(weights))
 
     def train(self, task, received, client, shard, terms=NO_TERMS):
-        anchor = self.weights(task, received)
+        anchor = self.shared_weights(task, received)
         penalty = Penalty(linear=tree.scale(-1, client.gradient), weight=torch.tensor(self.alpha), anchor=anchor)
         host, upload, metrics = self.host.train(task, received, client.host, shard, terms.plus(penalty))
         gradient = {name: x - self.alpha * (upload[name] - anchor[name]) for name, x in client.gradient.items()}

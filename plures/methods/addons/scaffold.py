@@ -36,14 +36,12 @@ class Scaffold(Addon):
         1.0, "learning rate of the server: 1 moves it to the mean of the uploaded models", least=0
     )
 
-    def weights(self, task, received):
-        """The weights of the shared model: all that have a control variate."""
-        return tree.trainable(self.host.shared(task, received))
-
     def init_server(self, task, params, federation):
         host = self.host.init_server(task, params, federation)
         return ScaffoldServer(
-            host, tree.zeros_like(self.weights(task, host)), torch.tensor(federation.n_clients, dtype=torch.float64)
+            host,
+            tree.zeros_like(self.shared_weights(task, host)),
+            torch.tensor(federation.n_clients, dtype=torch.float64),
         )
 
     def send(self, task, server, ids):
@@ -66,15 +64,15 @@ class Scaffold(Addon):
         return {"host": self.host.newcomer(task, server.host), "control": server.control}
 
     def init_client(self, task, params):
-        weights = self.weights(task, self.host.shared(task, params))
+        weights = self.shared_weights(task, self.host.shared(task, params))
         return ScaffoldClient(self.host.init_client(task, params), tree.zeros_like(weights))
 
     def train(self, task, received, client, shard, terms=NO_TERMS):
-        before, control = self.weights(task, received["host"]), received["control"]
+        before, control = self.shared_weights(task, received["host"]), received["control"]
         correction = Penalty(linear=tree.sub(control, client.control), weight=torch.zeros(()), anchor={})
         host, upload, metrics = self.host.train(task, received["host"], client.host, shard, terms.plus(correction))
         reach = self.reach(metrics["steps"], shard.round)
-        after = self.weights(task, upload)
+        after = self.shared_weights(task, upload)
         gradients = {name: (before[name] - after[name]) / reach.clamp(min=1e-30) for name in control}
         change = tree.map(lambda g, c: torch.where(reach > 0, g - c, 0.0), gradients, control)
         # The client adds the very change that it uploads, so that rounding is the same on both sides.
