@@ -49,13 +49,12 @@ can_meet_vmap = None not in (
 )
 
 # Tracing a step into a graph. Without: every step runs eager.
-make_fx = _name("torch.fx.experimental.proxy_tensor.make_fx")
-FakeTensorMode = _name("torch._subclasses.FakeTensorMode")
 TorchDispatchMode = _name("torch.utils._python_dispatch.TorchDispatchMode")
-can_trace = can_meet_vmap and None not in (make_fx, FakeTensorMode, TorchDispatchMode)
+can_trace = can_meet_vmap and TorchDispatchMode is not None
 
 # Kernels that graphs hold. Without one, the pass that looks for it finds nothing.
 UNSAFE_VIEW = _kernel("_unsafe_view")
+ITEM = _kernel("_local_scalar_dense")
 TO_COPY = _kernel("_to_copy")
 LOG_SOFTMAX = _kernel("_log_softmax")
 LOG_SOFTMAX_BACKWARD = _kernel("_log_softmax_backward_data")
@@ -67,6 +66,9 @@ log_softmax_backward = _name("torch._log_softmax_backward_data")
 def why_not_traced() -> str:
     """Why no step can be traced with this torch; empty if steps can."""
     return "" if can_trace else f"this torch ({torch.__version__}) has no {', '.join(missing)}"
+
+
+FakeTensorMode = _name("torch._subclasses.FakeTensorMode")
 
 
 def shapes_only() -> Any:

@@ -20,6 +20,7 @@ from plures.engine.choice import Engine
 from plures.engine.eager import LossesAndGradients
 from plures.engine.gradients import dense
 from plures.engine.passes import apply_all, winograd
+from plures.engine.record import record
 from plures.engine.split import Parts, Splitter
 
 PRIMES = (10007, 10009, 10037, 10039)
@@ -124,11 +125,7 @@ def _graph(
     if not private.can_trace:
         raise NotTraced(private.why_not_traced())
     prime = _prime(tensors)
-    with private.shapes_only():
-        wide = [
-            torch.empty((prime, *x.shape[1:]) if d == 0 else x.shape, dtype=x.dtype)
-            for x, d in zip(tensors, dims, strict=True)
-        ]
+    shapes = [((prime, *x.shape[1:]) if d == 0 else x.shape, x.dtype) for x, d in zip(tensors, dims, strict=True)]
 
     def flat(*values: Tensor) -> list[Any]:
         return eager(list(values))
@@ -138,7 +135,7 @@ def _graph(
             eager, few_clients(tensors, dims, 3)
         ):
             raise NotTraced("torch runs a kernel of it client by client, so that its trace would be a loop")
-        module = private.make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*wide)
+        module = record(flat, shapes)
         apply_all(module.graph, prime, engine, 0 in dims, has_gradients)
         if 0 in dims:
             _put_number_of_clients(module.graph, prime, list(dims).index(0, first))
