@@ -1,7 +1,7 @@
 """Record: the kernels that a function calls, as a graph.
 
 The function is called once with tensors that have shapes and no memory (torch's meta device). Each kernel it calls,
-below vmap and autograd, becomes a node. torch's own `make_fx` gives the same graph and takes about five times as long.
+below vmap and autograd, becomes a node. torch's own `make_fx` gives the same graph, more slowly.
 """
 
 import operator
