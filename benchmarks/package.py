@@ -33,13 +33,18 @@ if find_spec("plures.run") is not None:  # version 0.1.0, which had no rooms
     from plures.show import Progresses as ProgressReport
 else:
     from plures.cli.view import ProgressReport
-    from plures.data.batches import batches_per_epoch
+    from plures.data.batches import batches_per_epoch as batches_with
     from plures.errors import DataError
     from plures.models.names import model_maker
     from plures.runs.config import make_config
     from plures.runs.results import append_round
     from plures.runs.scene import Scene, make_scene
     from plures.runs.simulation import Simulation
+
+    def batches_per_epoch(sizes, batch, smallest):
+        """As every version counts them that keeps a smaller last batch."""
+        return batches_with(sizes, batch, smallest, "keep")
+
 
 __all__ = [
     "DataError",

@@ -32,6 +32,7 @@ def run(
     share: float = 1.0,
     partition: str | None = None,
     split: str | Path | None = None,
+    min_rows: int = 0,
     test_share: float = 0.25,
     clients: int | None = None,
     participation: float = 1.0,
@@ -41,9 +42,18 @@ def run(
     batch: int = 10,
     lr: float = 0.05,
     lr_decay: float = 1.0,
+    lr_decay_every: int = 1,
+    schedule: Literal["constant", "exponential", "step", "cosine"] = "exponential",
     momentum: float = 0.0,
+    nesterov: bool = False,
     weight_decay: float = 0.0,
-    optimizer: Literal["sgd", "adam"] = "sgd",
+    clip: float = 0.0,
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd",
+    last_batch: Literal["even", "drop", "keep"] = "keep",
+    augment: str = "none",
+    server_optimizer: Literal["sgd", "momentum", "adam", "yogi"] = "sgd",
+    server_lr: float | None = None,
+    local_work: str | None = None,
     validation: float = 0.0,
     new_clients: int = 0,
     new_epochs: int = 5,
@@ -84,6 +94,7 @@ def run(
         partition: how rows are dealt to clients, as `dirichlet:0.1`; if left out `natural`, or `dirichlet:0.1` where
             the data has no clients of its own.
         split: a file that says who has which rows, instead of a partition.
+        min_rows: clients with fewer training rows are left out.
         test_share: the share of a client's rows that it is tested on.
         clients: the number of clients; if left out 20, or all of the data's own.
         participation: the share of clients in a round.
@@ -93,9 +104,19 @@ def run(
         batch: rows of a batch.
         lr: the learning rate of clients.
         lr_decay: the factor of the learning rate in every round.
-        momentum: the momentum of SGD.
-        weight_decay: the weight decay of clients' training.
-        optimizer: the optimizer of clients, `sgd` or `adam`.
+        lr_decay_every: rounds between two such factors, with the schedule `step`.
+        schedule: how the learning rate falls: `exponential`, `step`, `cosine` (to zero at the last round), `constant`.
+        momentum: the momentum of clients' SGD.
+        nesterov: Nesterov's form of momentum.
+        weight_decay: the weight decay of clients' training: an L2 penalty, or decoupled with `adamw`.
+        clip: clients' gradients are scaled down to this norm; 0 leaves them alone.
+        optimizer: the optimizer of clients, `sgd`, `adam` or `adamw`.
+        last_batch: rows that fill no batch: make all batches nearly equal (`even`), leave these rows out of the epoch
+            (`drop`), or make a smaller last batch (`keep`).
+        augment: random changes of training images: `crop`, `flip`, `crop,flip`.
+        server_optimizer: how the server takes the mean update as a step, for methods that average.
+        server_lr: the learning rate of the server; if left out 1, or 0.03 for `adam` and `yogi`.
+        local_work: `uniform:A-B`: clients train A to B epochs (or steps), drawn for every client and round.
         validation: the share of a client's training rows that is kept apart, to choose the best round by.
         new_clients: how many clients are held out of training, to be served as new ones at the end.
         new_epochs: epochs that a new client adapts for.
@@ -132,9 +153,14 @@ def compare(
     methods: Sequence[str], *, seeds: Sequence[int] = (0,), equal: Equal = "rounds",
     settings: dict[str, Value] | None = None, data: Data = "digits", data_dir: str | Path | None = None,
     model: Model | None = None, share: float = 1.0, partition: str | None = None, split: str | Path | None = None,
-    test_share: float = 0.25, clients: int | None = None, participation: float = 1.0, rounds: int = 20,
-    epochs: int = 1, steps: int | None = None, batch: int = 10, lr: float = 0.05, lr_decay: float = 1.0,
-    momentum: float = 0.0, weight_decay: float = 0.0, optimizer: Literal["sgd", "adam"] = "sgd",
+    min_rows: int = 0, test_share: float = 0.25, clients: int | None = None, participation: float = 1.0,
+    rounds: int = 20, epochs: int = 1, steps: int | None = None, batch: int = 10, lr: float = 0.05,
+    lr_decay: float = 1.0, lr_decay_every: int = 1,
+    schedule: Literal["constant", "exponential", "step", "cosine"] = "exponential", momentum: float = 0.0,
+    nesterov: bool = False, weight_decay: float = 0.0, clip: float = 0.0,
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd", last_batch: Literal["even", "drop", "keep"] = "keep",
+    augment: str = "none", server_optimizer: Literal["sgd", "momentum", "adam", "yogi"] = "sgd",
+    server_lr: float | None = None, local_work: str | None = None,
     validation: float = 0.0, new_clients: int = 0, new_epochs: int = 5,
     attack: Literal["none", "labels", "random", "replace"] = "none", attackers: float = 0.2,
     executor: Literal["vectorised", "one_by_one", "ray"] = "vectorised", engine: str = "traced",

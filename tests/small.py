@@ -13,7 +13,7 @@ from plures.learn.solver import Solver
 from plures.learn.task import Task, build
 from plures.methods.spec import make_method
 from plures.runs.config import make_config
-from plures.runs.scene import Scene, announce
+from plures.runs.scene import Scene, announce, as_configured
 from plures.runs.simulation import Simulation
 from plures.simulate.workers import one_thread
 
@@ -95,6 +95,7 @@ def scene_of(method: str = "fedavg", model: str = "mlp", split: partition.Split 
     task = task_of(model, config.seed)
     x, y = torch.from_numpy(data.x).to(task.example.dtype), torch.from_numpy(data.y)
     population = Population(x, y, split.train, split.test, 10, config.seed, task.smallest_batch)
+    population = as_configured(population, config)
     config = config.model_copy(update={"clients": len(split.train)})
     chosen = make_method(method, config.settings, config.solver())
     return Scene(config, *announce(config, chosen, task, population), split)

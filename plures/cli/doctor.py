@@ -48,14 +48,15 @@ def diagnosis(scene: Scene) -> list[str]:
         f"{in_bytes((down + up) * len(ids) * config.rounds)} in {config.rounds} rounds of {len(ids)} clients",
         f"memory     {needed.in_words()} ({where})",
     ]
-    per_epoch = batches_per_epoch(sizes, config.batch, population.smallest)
+    per_epoch = batches_per_epoch(sizes, config.batch, population.smallest, population.last_batch)
     n_steps = [int(config.steps or per_epoch[i] * config.epochs) for i in ids]
     stacks = group_clients(n_steps, cost_of(task.size, config.batch, 3, tree.n_bytes(task.initial) * 8))
     lines.append(
         f"round      {len(ids)} clients in {len(stacks)} groups, {sum(n_steps)} steps, "
         f"the longest client has {max(n_steps)}"
     )
-    lines += [f"look at    {sentence}" for sentence in _odd_clients(scene, sizes, present)]
+    odd = [*scene.split.notes, *_odd_clients(scene, sizes, present)]
+    lines += [f"look at    {sentence}" for sentence in odd]
     return lines
 
 

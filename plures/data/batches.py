@@ -1,12 +1,17 @@
 """Batches: which rows each training step of each client uses, planned ahead for a whole stack of clients."""
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from plures import seeds
+
+# What becomes of rows that fill no batch. `even`: all batches of a client are of nearly equal size. `drop`: these rows
+# are left out of the epoch, unless there are no others. `keep`: they make a batch of their own, of whatever size.
+LastBatch = Literal["even", "drop", "keep"]
+LAST_BATCH: tuple[LastBatch, ...] = get_args(LastBatch)
 
 
 class Batch(NamedTuple):
@@ -46,20 +51,34 @@ class Plan(NamedTuple):
     keys: Tensor  # [client-step]
 
 
-def batches_per_epoch(sizes: np.ndarray, batch: int, smallest: int) -> np.ndarray:
-    """How many batches the rows of each client make."""
+def batches_per_epoch(sizes: np.ndarray, batch: int, smallest: int, last_batch: LastBatch) -> np.ndarray:
+    """How many batches the rows of each client make; none has fewer rows than `smallest`, unless it is the only one."""
     full, last = sizes // batch, sizes % batch
-    return full + ((last >= smallest) | ((last > 0) & (full == 0)))
+    only = (last > 0) & (full == 0)
+    if last_batch == "drop":
+        return full + only
+    if last_batch == "keep":
+        return full + ((last >= smallest) | only)
+    n = -(-sizes // batch)
+    too_small = (n > 1) & (sizes // np.maximum(n, 1) < smallest)  # only where a batch has hardly more rows than that
+    return np.where(too_small, full, n)
 
 
 def plan_batches(
-    rows: np.ndarray, sizes: np.ndarray, keys: np.ndarray, n_steps: np.ndarray, batch: int, smallest: int, shuffle: bool
+    rows: np.ndarray,
+    sizes: np.ndarray,
+    keys: np.ndarray,
+    n_steps: np.ndarray,
+    batch: int,
+    smallest: int,
+    shuffle: bool,
+    last_batch: LastBatch,
 ) -> Plan:
     """The batches of every client. `rows` is [client, longest]; `n_steps` is [client], how many steps each one takes.
 
     Every epoch is a permutation that depends only on the client's key and the number of the epoch.
     """
-    steps_per_epoch = batches_per_epoch(sizes, batch, smallest)
+    steps_per_epoch = batches_per_epoch(sizes, batch, smallest, last_batch)
     n_steps = np.where(steps_per_epoch > 0, n_steps, 0)
     clients = np.argsort(-n_steps, kind="stable")
     rows, sizes, keys = rows[clients], sizes[clients], keys[clients]
@@ -83,7 +102,11 @@ def plan_batches(
         source = place[_sort_within(segment, sort_keys)]
     else:
         source = place
-    batch_in_epoch, column = np.divmod(place, batch)
+    if last_batch == "even":
+        n = steps_per_epoch[client]
+        batch_in_epoch, column = _deal(place, np.minimum(sizes[client], n * batch), n)
+    else:
+        batch_in_epoch, column = np.divmod(place, batch)
     step = epoch * steps_per_epoch[client] + batch_in_epoch
     used = (batch_in_epoch < steps_per_epoch[client]) & (step < n_steps[client])
     owner = np.concatenate([np.arange(n) for n in live]) if total else np.zeros(0, np.int64)
@@ -103,6 +126,17 @@ def plan_batches(
         torch.from_numpy(mask.astype(np.float32)),
         torch.from_numpy(seeds.mix(keys[owner], number + (1 << 32))),
     )
+
+
+def _deal(place: np.ndarray, size: np.ndarray, n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The batch of a row and its place in it, where `size` rows are dealt into n batches, the first ones one larger."""
+    each, more = np.divmod(size, np.maximum(n, 1))
+    ahead = more * (each + 1)  # rows in the larger batches
+    in_larger = place < ahead
+    after = place - ahead
+    batch = np.where(in_larger, place // (each + 1), more + after // np.maximum(each, 1))
+    column = np.where(in_larger, place % (each + 1), after % np.maximum(each, 1))
+    return batch, column
 
 
 def _sort_within(segment: np.ndarray, sort_keys: np.ndarray) -> np.ndarray:

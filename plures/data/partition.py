@@ -27,6 +27,7 @@ class Split(NamedTuple):
     train: list[np.ndarray]
     test: list[np.ndarray]
     labels: list[np.ndarray] | None = None  # each client's label for every class, if clients have permuted labels
+    notes: tuple[str, ...] = ()  # what a user should know of it: rows, classes or clients that are left out
 
 
 def _is_positive(value: float) -> bool:
@@ -44,6 +45,7 @@ class Partition(NamedTuple):
     keeps_test: bool = False  # clients are tested on the data set's own test part, if there is one
     n_clients: Callable[[Dataset], int] = lambda data: _CLIENTS  # number of clients if none is given
     finish: Callable[[Dataset, Split, Any, np.random.Generator], Split] | None = None  # a last change of the split
+    second: float | None = None  # what a second value, after a comma, is if it is left out; None: it takes only one
 
 
 def _of_classes(name: str, description: str, deal: Callable[..., list[np.ndarray]]) -> Partition:
@@ -57,8 +59,8 @@ def _of_classes(name: str, description: str, deal: Callable[..., list[np.ndarray
     )
 
 
-def parse(text: str) -> tuple[str, float | None]:
-    """The name and the value of a partition, e.g. of "dirichlet:0.1"."""
+def parse(text: str) -> tuple[str, Any]:
+    """The name and the value of a partition, e.g. of "dirichlet:0.1"; two values in a tuple, where it takes two."""
     name, colon, given = text.partition(":")
     if name not in PARTITIONS:
         raise unknown("partition", name, PARTITIONS)
@@ -67,21 +69,38 @@ def parse(text: str) -> tuple[str, float | None]:
         if colon:
             raise UsageError(f"partition {text!r}: {name} takes no value. Write {name!r}.")
         return name, None
-    try:
-        value = float(given)
-    except ValueError:
-        value = math.nan
+    first, comma, second = given.partition(",") if kind.second is not None else (given, "", "")
+    value = _number(first)
     if not math.isfinite(value) or not kind.allows(value):
         raise UsageError(f"partition {text!r}: {name} needs {kind.value_help}.")
-    return name, value
+    if kind.second is None:
+        return name, value
+    other = _number(second) if comma else kind.second
+    if not (math.isfinite(other) and other > 0):
+        raise UsageError(f"partition {text!r}: {name} needs {kind.value_help}.")
+    return name, (value, other)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def make_split(
-    dataset: Dataset, partition: str, n_clients: int | None, seed: int, test_share: float = 0.25, share: float = 1.0
+    dataset: Dataset,
+    partition: str,
+    n_clients: int | None,
+    seed: int,
+    test_share: float = 0.25,
+    share: float = 1.0,
+    min_rows: int = 0,
 ) -> Split:
     """Assign rows to clients, then choose a share of each client's rows of each label as test rows.
 
-    If the number of clients is not given, there are 20; with `natural`, all clients that the data has.
+    If the number of clients is not given, there are 20; with `natural`, all clients that the data has. Clients with
+    fewer than `min_rows` training rows are left out.
     """
     name, value = parse(partition)
     kind = PARTITIONS[name]
@@ -94,7 +113,7 @@ def make_split(
         client = None if dataset.client is None else dataset.client[used]
         n_train = int((used < dataset.n_train).sum())
         some = dataset._replace(x=dataset.x[used], y=dataset.y[used], n_train=n_train, client=client)
-        split = make_split(some, partition, n_clients, seed, test_share)
+        split = make_split(some, partition, n_clients, seed, test_share, min_rows=min_rows)
         return split._replace(train=[used[rows] for rows in split.train], test=[used[rows] for rows in split.test])
     if n_clients is None:
         n_clients = kind.n_clients(dataset)
@@ -105,7 +124,44 @@ def make_split(
         rng = generator(seed, "test rows")
         parts = [split_train_test(rows, dataset.y[rows], test_share, rng) for rows in clients]
     split = Split([train for train, _ in parts], [test for _, test in parts])
-    return split if kind.finish is None else kind.finish(dataset, split, value, generator(seed, name))
+    split = split._replace(notes=_unused(partition, dataset, split, n_clients))
+    if kind.finish is not None:
+        split = kind.finish(dataset, split, value, generator(seed, name))
+    return without_small_clients(split, min_rows)
+
+
+def _unused(partition: str, dataset: Dataset, split: Split, n_clients: int) -> tuple[str, ...]:
+    """What a partition leaves out, in words."""
+    used = np.concatenate([*split.train, *split.test])
+    n, n_unused = len(dataset.y), len(dataset.y) - len(used)
+    if not n_unused or (partition == "natural" and n_clients < len(_own_clients(dataset)[0])):
+        return ()
+    words = f"{partition} with {n_clients} clients leaves out {n_unused} of {n} rows"
+    if dataset.y.ndim == 1:
+        missing = np.setdiff1d(dataset.y, dataset.y[used])
+        if len(missing):
+            words += f", and all rows of {'class' if len(missing) == 1 else 'classes'} {', '.join(map(str, missing))}"
+    return (words,)
+
+
+def without_small_clients(split: Split, min_rows: int) -> Split:
+    """The clients that have at least so many training rows."""
+    keep = [i for i, rows in enumerate(split.train) if len(rows) >= min_rows]
+    if len(keep) == len(split.train):
+        return split
+    if not keep:
+        most = max(len(rows) for rows in split.train)
+        raise UsageError(f"min_rows {min_rows} leaves no client: the largest has {most} training rows.")
+    words = (
+        f"{len(split.train) - len(keep)} of {len(split.train)} clients have fewer than {min_rows} training rows "
+        "(--min-rows) and are left out"
+    )
+    return Split(
+        [split.train[i] for i in keep],
+        [split.test[i] for i in keep],
+        None if split.labels is None else [split.labels[i] for i in keep],
+        (*split.notes, words),
+    )
 
 
 def draw_rows(dataset: Dataset, share: float, rng: np.random.Generator) -> np.ndarray:
@@ -141,7 +197,8 @@ def move_new_last(split: Split, n: int, seed: int) -> Split:
     def reorder(parts: list[np.ndarray]) -> list[np.ndarray]:
         return [parts[i] for i in order]
 
-    return Split(reorder(split.train), reorder(split.test), reorder(split.labels) if split.labels else None)
+    labels = reorder(split.labels) if split.labels else None
+    return split._replace(train=reorder(split.train), test=reorder(split.test), labels=labels)
 
 
 def relabel(y: np.ndarray, split: Split) -> np.ndarray:
@@ -199,6 +256,61 @@ def dirichlet_class(
         shares = _draw_shares(n_clients, alpha, rng)
         for part in (rows[rows < n_train], rows[rows >= n_train]):
             owner[part] = np.repeat(np.arange(n_clients), _cut(len(part), shares))
+    return _rows_of_clients(owner, n_clients)
+
+
+def dirichlet_client(y: np.ndarray, n_clients: int, alpha: float, rng: np.random.Generator) -> list[np.ndarray]:
+    """Equal sizes; every client draws its own shares of the classes from Dirichlet(alpha * shares in the data).
+
+    As in Hsu et al. 2019: rows are drawn without replacement, one client after another. When a class is used up, the
+    shares of the others are scaled up. The remainder of the rows, fewer than clients, is not used.
+    """
+    _check_enough("dirichlet-client", len(y), n_clients)
+    classes = _rows_of_classes(y, rng)
+    left = np.array([len(rows) for rows in classes])
+    prior = left / left.sum()
+    size = len(y) // n_clients
+    owner = np.full(len(y), -1, np.int64)
+    for client in range(n_clients):
+        shares = rng.dirichlet(np.maximum(alpha * prior, 1e-12))
+        missing = size
+        while missing:
+            open_shares = np.where(left > 0, shares, 0.0)
+            if not open_shares.sum() > 0:  # false for NaN, too
+                open_shares = left / left.sum()
+            taken = np.minimum(rng.multinomial(missing, open_shares / open_shares.sum()), left)
+            for c in np.flatnonzero(taken):
+                start = len(classes[c]) - left[c]
+                owner[classes[c][start : start + taken[c]]] = client
+            left = left - taken
+            missing -= int(taken.sum())
+    return _rows_of_clients(owner, n_clients)
+
+
+def shards(y: np.ndarray, n_clients: int, k: int, rng: np.random.Generator) -> list[np.ndarray]:
+    """Rows sorted by class, cut into k pieces per client of equal size, dealt at random, as in McMahan et al. 2017.
+
+    The last rows, fewer than there are pieces, are not used.
+    """
+    _check_enough("shards", len(y), n_clients)
+    size = len(y) // (n_clients * k)
+    if size == 0:
+        raise UsageError(
+            f"shards:{k} cuts {n_clients * k} pieces, and the data has {len(y)} rows; use fewer clients or pieces."
+        )
+    order = np.concatenate(_rows_of_classes(y, rng))
+    owner = np.full(len(y), -1, np.int64)
+    owner_of_piece = np.repeat(np.arange(n_clients), k)[rng.permutation(n_clients * k)]
+    owner[order[: size * n_clients * k]] = np.repeat(owner_of_piece, size)
+    return _rows_of_clients(owner, n_clients)
+
+
+def quantity(y: np.ndarray, n_clients: int, beta: float, rng: np.random.Generator) -> list[np.ndarray]:
+    """Random rows; the numbers of rows are shares from Dirichlet(beta), at least two rows each."""
+    _check_enough("quantity", len(y), n_clients)
+    sizes = 2 + _cut(len(y) - 2 * n_clients, _draw_shares(n_clients, beta, rng))
+    owner = np.empty(len(y), np.int64)
+    owner[rng.permutation(len(y))] = np.repeat(np.arange(n_clients), sizes)
     return _rows_of_clients(owner, n_clients)
 
 
@@ -315,12 +427,13 @@ def permute_labels(dataset: Dataset, split: Split, zeta: float, rng: np.random.G
     return split._replace(labels=labels)
 
 
-def thin_classes(dataset: Dataset, split: Split, ratio: float, rng: np.random.Generator) -> Split:
+def thin_classes(dataset: Dataset, split: Split, values: tuple[float, float], rng: np.random.Generator) -> Split:
     """Remove training rows, so that the first class has `ratio` times as many as the last, as in Fed-RoD.
 
     The number of rows falls by the same factor from class to class. It is as large as the classes allow, and at least
     one. A client keeps its share of each class. All test rows stay, so tests are as balanced as the data.
     """
+    ratio, _ = values
     owner = np.full(len(dataset.y), -1, np.int64)
     for client, rows in enumerate(split.train):
         owner[rows] = client
@@ -363,6 +476,25 @@ PARTITIONS: dict[str, Partition] = {
         lambda data, n, value, rng: dirichlet_class(data.y, n, value, rng, data.n_train),
         keeps_test=True,
     ),
+    "dirichlet-client": Partition(
+        "dirichlet-client:ALPHA, equal sizes, every client with random shares of the classes (Hsu et al.)",
+        True,
+        "a number more than 0, e.g. dirichlet-client:0.3",
+        lambda data, n, value, rng: dirichlet_client(data.y, n, value, rng),
+    ),
+    "shards": Partition(
+        "shards:K, rows sorted by class and cut into K equal pieces per client, dealt at random (McMahan et al.)",
+        True,
+        "a whole number of pieces from 1, e.g. shards:2",
+        lambda data, n, value, rng: shards(data.y, n, int(value), rng),
+        allows=_is_count,
+    ),
+    "quantity": Partition(
+        "quantity:BETA, random rows in numbers that differ (small BETA: very unequal), at least two",
+        True,
+        "a number more than 0, e.g. quantity:0.5",
+        lambda data, n, value, rng: quantity(data.y, n, value, rng),
+    ),
     "pathological": _of_classes(
         "pathological",
         "K classes per client, in groups of clients with the same classes and unequal sizes",
@@ -379,13 +511,15 @@ PARTITIONS: dict[str, Partition] = {
         finish=permute_labels,
     ),
     "longtail": Partition(
-        "longtail:RATIO, dirichlet-class:0.3 with RATIO times as many training rows of the first class as of the last",
+        "longtail:RATIO,ALPHA, dirichlet-class:ALPHA (0.3 if left out) with RATIO times as many training rows of the "
+        "first class as of the last",
         True,
-        "a number from 1, e.g. longtail:10",
-        lambda data, n, value, rng: dirichlet_class(data.y, n, 0.3, rng, data.n_train),
+        "a number from 1, and if you like ALPHA, more than 0, after a comma, e.g. longtail:10,0.6",
+        lambda data, n, values, rng: dirichlet_class(data.y, n, values[1], rng, data.n_train),
         allows=lambda value: value >= 1,
         keeps_test=True,
         finish=thin_classes,
+        second=0.3,
     ),
     "natural": Partition(
         "the data's own clients: all, or as many as --clients says, at random",
@@ -571,7 +705,7 @@ def split_to_json(split: Split) -> str:
 
     If labels are permuted, there is also "labels": [[label of class 0, ...], ...].
     """
-    parts = {part: lists for part, lists in split._asdict().items() if lists is not None}
+    parts = {part: lists for part, lists in split._asdict().items() if part != "notes" and lists is not None}
     return json.dumps({part: [rows.tolist() for rows in lists] for part, lists in parts.items()}) + "\n"
 
 

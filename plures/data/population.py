@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from plures import seeds
+from plures.data.batches import LAST_BATCH, LastBatch
 from plures.data.shard import Shard
 from plures.errors import UsageError
 
@@ -26,6 +27,8 @@ class Population(NamedTuple):
     smallest: int  # in training, a last batch with fewer rows is left out
     validation: Sequence[np.ndarray] = ()  # validation rows of each client, if there are any
     pool: np.ndarray = np.zeros(0, np.int64)  # test rows from all clients, on which every personal model is tested
+    last_batch: LastBatch = "keep"  # in training, what becomes of rows that fill no batch
+    work: tuple[int, int] | None = None  # least and most epochs (or steps) of a round, if clients do different amounts
 
     def eligible(self) -> list[int]:
         """The clients that have training rows; the others never take part."""
@@ -105,4 +108,13 @@ class Population(NamedTuple):
             torch.tensor([seeds.key_of(self.seed, purpose, round, i) for i in ids]),
             torch.full((len(own),), round),
             torch.full((len(own),), self.smallest),
+            torch.full((len(own),), LAST_BATCH.index(self.last_batch)),
+            torch.tensor([self._amount(round, i) for i in ids]),
         )
+
+    def _amount(self, round: int, client: int) -> int:
+        """How many epochs, or steps, a client trains in a round, where this is drawn."""
+        if self.work is None:
+            return 0
+        least, most = self.work
+        return int(seeds.generator(self.seed, "work", round, client).integers(least, most, endpoint=True))

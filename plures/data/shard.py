@@ -23,6 +23,8 @@ class Shard(NamedTuple):
     key: Tensor  # from (seed, round, client): for the order of rows and random numbers in training
     round: Tensor  # counted from 0
     smallest: Tensor  # a last batch with fewer rows is left out, unless it is the only one
+    last_batch: Tensor  # what becomes of rows that fill no batch: a place in `batches.LAST_BATCH`
+    work: Tensor  # epochs or steps of this client in this round, where clients do different amounts of work
 
     def take(self, fraction: float, purpose: str) -> "Shard":
         """A random share of the rows, at least one row; the same for the same round and purpose."""

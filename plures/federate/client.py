@@ -24,12 +24,11 @@ from plures.files import write_bytes
 from plures.methods.base import Schedule
 from plures.methods.messages import Same
 from plures.methods.naming import own_code
-from plures.methods.spec import make_method
 from plures.runs import checkpoint
 from plures.runs.adapt import own_rows
 from plures.runs.callbacks import Say
 from plures.runs.config import make_config
-from plures.runs.scene import task_of
+from plures.runs.scene import as_configured, method_of, task_of
 from plures.simulate.new_clients import adaptation_curve, adapted_model
 from plures.simulate.shapes import Shapes, shapes_of
 from plures.simulate.stacking import as_stack
@@ -170,7 +169,7 @@ class Client:
             raise Refused("the client's number is beyond the number of clients")
         x, y = torch.from_numpy(data.x), torch.from_numpy(data.y)
         task = task_of(config, x[0], experiment.n_classes, experiment.n_tokens)
-        method = make_method(config.method, config.settings, config.solver())
+        method = method_of(config)
         method = method.with_schedule(Schedule(experiment.n_clients, config.rounds, config.participation))
         train, test = own_rows(data, config.seed, config.test_share)
         none = np.zeros(0, np.int64)
@@ -181,6 +180,7 @@ class Client:
         population = Population(
             x=x, y=y, n_classes=experiment.n_classes, seed=config.seed, smallest=task.smallest_batch, **everybody
         )
+        population = as_configured(population, config)
         shapes = shapes_of(method, task, torch.arange(experiment.n_clients))
         with torch.no_grad():
             initial = method.init_client(task, task.initial)

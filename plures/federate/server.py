@@ -27,12 +27,12 @@ from plures.federate import wire
 from plures.federate.wire import Refused
 from plures.files import read_toml, write_text
 from plures.methods.messages import one_of
-from plures.methods.spec import all_settings, make_method
+from plures.methods.spec import all_settings
 from plures.runs import results
 from plures.runs.callbacks import Callback, Say
-from plures.runs.config import NOT_IN_IDENTITY, Config, config_toml, make_config
+from plures.runs.config import HOW_IT_IS_RUN, SCORING, Config, config_toml, make_config
 from plures.runs.loop import Result, play_run
-from plures.runs.scene import Scene, announce, default_model, task_of
+from plures.runs.scene import Scene, announce, as_configured, default_model, method_of, task_of, with_own_options
 from plures.runs.state import Answers, RunState
 from plures.simulate.evaluate import Evaluation
 from plures.simulate.executor import Trained
@@ -167,13 +167,14 @@ SIMULATION_ONLY = (  # options that a federation does not have
     *["executor", "workers", "address", "validation", "unchosen", "pool_rows", "pool_every", "personal_epochs"],
     *["engine", "precision"],
 )
-NEVER_SENT = {*NOT_IN_IDENTITY, *SIMULATION_ONLY, "clients"}  # fields of a config that are not sent to clients
+NEVER_SENT = {*HOW_IT_IS_RUN, *SCORING, *SIMULATION_ONLY, "clients"}  # fields of a config that are not sent to clients
 
 
 def make_scene(config: Config, about: About) -> Scene:
     """The scene as far as the server knows it: it has the clients' numbers of rows, but no rows."""
     first = about.clients[0]
-    method = make_method(config.method, config.settings, config.solver())
+    config = with_own_options(config)
+    method = method_of(config)
     if method.public_rows:
         raise UsageError(
             f"{config.method} needs rows of each class that everybody may see, and in a federation there are none; "
@@ -191,6 +192,7 @@ def make_scene(config: Config, about: About) -> Scene:
     train = [np.zeros(one.n_train, np.int64) for one in about.clients]
     test = [np.zeros(one.n_test, np.int64) for one in about.clients]
     population = Population(example[None], label[None], train, test, about.n_classes, config.seed, task.smallest_batch)
+    population = as_configured(population, config)
     if not population.eligible():
         raise DataError("no client has a row to train on")
     known = announce(config, method, task, population)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from plures import engine, tree
-from plures.data.batches import Batch, Batches, batches_per_epoch, plan_batches
+from plures.data.batches import LAST_BATCH, Batch, Batches, LastBatch, batches_per_epoch, plan_batches
 from plures.data.shard import Shard
 from plures.engine import Live, Signature
 from plures.learn import flops
@@ -63,10 +63,9 @@ def fit(
     n_params, n_given = len(leaves), len(given_leaves)
     if epochs is not None:
         length, unit = epochs, "epochs"
-    elif solver.steps is not None:
-        length, unit = torch.tensor(solver.steps), "steps"
     else:
-        length, unit = torch.tensor(solver.epochs), "epochs"
+        unit = "epochs" if solver.steps is None else "steps"
+        length = shard.work if solver.varied else torch.tensor(solver.epochs if solver.steps is None else solver.steps)
     paces = _paces(params, solver)
 
     def train(tensors: list[Tensor], dims: list[int | None], n: int, is_single: bool) -> list[Tensor]:
@@ -76,8 +75,11 @@ def fit(
         )
         signature = Signature(params_spec, n_params, given_spec, stack.given_dims, alone)
         sizes, smallest = stack.shard.size.numpy(), int(stack.shard.smallest.max())
-        n_steps = stack.length * batches_per_epoch(sizes, solver.batch, smallest) if unit == "epochs" else stack.length
-        planned = _plan(stack, n_steps, solver.batch, smallest, solver.shuffle)
+        last_batch = LAST_BATCH[int(stack.shard.last_batch.max())]
+        n_steps = stack.length
+        if unit == "epochs":
+            n_steps = n_steps * batches_per_epoch(sizes, solver.batch, smallest, last_batch)
+        planned = _plan(stack, n_steps, solver.batch, smallest, solver.shuffle, last_batch)
         with torch.no_grad():
             training = _Training(objective, signature, solver, paces, planned)
             return planned.in_old_order(training.run(compiled=not is_single))
@@ -114,8 +116,8 @@ def measure(
         together = batch is None and not alone and all(d is None for d in stack.given_dims)
         largest = int(stack.shard.size.numpy().max(initial=1))
         width = NARROW if together else _width(batch or TEST_BATCH, largest)
-        n_steps = stack.length * batches_per_epoch(stack.shard.size.numpy(), width, 1)
-        planned = _plan(stack, n_steps, width, 1, shuffle=False)
+        n_steps = stack.length * batches_per_epoch(stack.shard.size.numpy(), width, 1, "keep")
+        planned = _plan(stack, n_steps, width, 1, shuffle=False, last_batch="keep")
         with torch.no_grad():
             totals, found = _sum_over(on_batch, signature, planned, together)
         specs.append(found)
@@ -177,10 +179,13 @@ class _Planned(NamedTuple):
         return [x[:1] for x in self.params], given
 
 
-def _plan(stack: _Stack, n_steps: np.ndarray, batch: int, smallest: int, shuffle: bool) -> _Planned:
+def _plan(
+    stack: _Stack, n_steps: np.ndarray, batch: int, smallest: int, shuffle: bool, last_batch: LastBatch
+) -> _Planned:
     """Plan the batches of all clients, and sort the clients as the plan does."""
     shard = stack.shard
-    plan = plan_batches(shard.rows.numpy(), shard.size.numpy(), shard.key.numpy(), n_steps, batch, smallest, shuffle)
+    rows, sizes, keys = shard.rows.numpy(), shard.size.numpy(), shard.key.numpy()
+    plan = plan_batches(rows, sizes, keys, n_steps, batch, smallest, shuffle, last_batch)
     order = torch.from_numpy(plan.sorted_clients)
     is_sorted = bool((order == torch.arange(len(order))).all())  # as a rule: then large tensors need not be copied
 
@@ -233,7 +238,7 @@ class _Training:
         self.whole = self.params = step.arrange(self.whole)
         self.optimizer = StackOptimizer(self.solver, self.params)
         is_statistic = tree.are_statistics(tree.unflatten(self.whole, self.signature.params_spec))
-        lr = self.solver.lr * self.solver.decay**self.planned.round
+        lr = self.solver.rate_of(self.planned.round)
         n_done = 0
         for t, (start, n_live) in enumerate(zip(plan.start.tolist(), plan.live.tolist(), strict=False)):
             if stopping is not None:

@@ -1,4 +1,4 @@
-"""Optimizers: SGD with momentum and Adam, for stacks of clients in training and for what a server learns.
+"""Optimizers: SGD with momentum, Adam, AdamW and Yogi, for stacks of clients in training and for what a server learns.
 
 A client's optimizer changes a stack of clients in place, many tensors in one call. A server's optimizer is a pure
 function from parameters and state to new ones, because its state is part of what a checkpoint holds. The two round
@@ -26,9 +26,10 @@ class StackOptimizer:
 
     def __init__(self, solver: Solver, params: list[Tensor]) -> None:
         self.solver, self.count = solver, 0
-        n_kept = {"sgd": 1 if solver.momentum else 0, "adam": 2}[solver.kind]
+        n_kept = (1 if solver.momentum else 0) if solver.kind == "sgd" else 2
         self.kept = [[torch.zeros_like(x) for x in params] for _ in range(n_kept)]
-        self.only_adds = solver.kind == "sgd" and not (solver.momentum or solver.weight_decay or solver.box)
+        changed = solver.momentum or solver.weight_decay or solver.box or solver.clip
+        self.only_adds = solver.kind == "sgd" and not changed
 
     def narrow(self, pick: Any) -> None:
         """Keep some rows of the stack only."""
@@ -59,14 +60,18 @@ class StackOptimizer:
             else:
                 dense[i] = gradient
                 moving.setdefault(paces[i], []).append(i)
+        if self.solver.clip and dense:
+            dense = _clip_each(dense, self.solver.clip)
         for pace, at in moving.items():
             self._move([params[i] for i in at], [dense[i] for i in at], at, lr * pace)
 
     def _move(self, params: list[Tensor], gradients: list[Tensor], at: list[int], lr: float) -> None:
         solver = self.solver
-        if solver.weight_decay:
+        if solver.weight_decay and solver.kind == "adamw":
+            torch_lists.foreach_mul_(params, 1 - lr * solver.weight_decay)
+        elif solver.weight_decay:
             gradients = list(torch_lists.foreach_add(gradients, params, alpha=solver.weight_decay))
-        if solver.kind == "adam":
+        if solver.kind in ("adam", "adamw"):
             first, second = ([group[i] for i in at] for group in self.kept)
             torch_lists.foreach_lerp_(first, gradients, 0.1)
             torch_lists.foreach_mul_(second, 0.999)
@@ -79,12 +84,21 @@ class StackOptimizer:
             buffers = [self.kept[0][i] for i in at]
             torch_lists.foreach_mul_(buffers, solver.momentum)
             torch_lists.foreach_add_(buffers, gradients)
+            if solver.nesterov:
+                buffers = list(torch_lists.foreach_add(gradients, buffers, alpha=solver.momentum))
             torch_lists.foreach_add_(params, buffers, alpha=-lr)
         else:
             torch_lists.foreach_add_(params, gradients, alpha=-lr)
         if solver.box is not None:
             torch_lists.foreach_clamp_min_(params, solver.box[0])
             torch_lists.foreach_clamp_max_(params, solver.box[1])
+
+
+def _clip_each(gradients: dict[int, Tensor], longest: float) -> dict[int, Tensor]:
+    """The gradients of every client of a stack, shortened to a norm if theirs, over all tensors, is larger."""
+    squares = [gradient.flatten(1).square().sum(1) for gradient in gradients.values()]
+    factor = (longest / torch.stack(squares).sum(0).sqrt().clamp(min=1e-12)).clamp(max=1)
+    return {i: x * factor.reshape(-1, *[1] * (x.dim() - 1)) for i, x in gradients.items()}
 
 
 class OptimizerState(NamedTuple):
@@ -120,6 +134,20 @@ def adam(params: Tree, gradients: Tree, state: OptimizerState, lr: float) -> tup
         return (p - lr * (m / of_first) / ((v / of_second).sqrt() + SERVER_EPSILON)).to(p.dtype)
 
     return tree.map(moved, params, first, second), OptimizerState(first, second, steps)
+
+
+def adaptive(
+    params: Tree, gradients: Tree, state: OptimizerState, lr: float, tau: float, yogi: bool
+) -> tuple[Tree, OptimizerState]:
+    """One step of Adam or Yogi as in FedOpt: no correction of the first steps, and `tau` beside the root."""
+
+    def squares(v: Tensor, g: Tensor) -> Tensor:
+        return v - 0.01 * g * g * (v - g * g).sign() if yogi else 0.99 * v + 0.01 * g * g
+
+    first = tree.map(lambda m, g: 0.9 * m + 0.1 * g, state.first, gradients)
+    second = tree.map(squares, state.second, gradients)
+    moved = tree.map(lambda p, m, v: p - lr * m / (v.sqrt() + tau), params, first, second)
+    return moved, OptimizerState(first, second, state.steps + 1)
 
 
 def clip(gradients: Tree, longest: float) -> Tree:

@@ -22,6 +22,7 @@ from plures import seeds, tree
 from plures.data.batches import Batch
 from plures.engine import KernelCount, Size
 from plures.errors import UsageError
+from plures.learn.augment import augment, refuse_other_than_images
 from plures.tree import Params
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -174,6 +175,7 @@ class Task:
         self.example = example
         self._loss: Loss | None = None  # in place of cross-entropy
         self._public: Batch | None = None
+        self._augmentation: tuple[str, ...] = ()
         self.initial: Params = {
             name: value.detach().clone()
             for name, value in module.state_dict().items()
@@ -292,7 +294,8 @@ class Task:
         """What the head sees, in training mode: batch statistics, dropout."""
         self._show(batch.mask, batch.key)
         try:
-            return self._call(self._training, params, batch.x)
+            x = augment(self._augmentation, batch.x, batch.key) if self._augmentation else batch.x
+            return self._call(self._training, params, x)
         finally:
             self._show(torch.ones(1), torch.tensor(0))  # nothing of a batch is kept
 
@@ -324,6 +327,13 @@ class Task:
         changed = copy.copy(self)
         counts = torch.bincount(y.flatten(), minlength=self.n_classes).to(torch.float32)
         changed._public = Batch(x, y, torch.ones(len(x)), counts, torch.tensor(0))
+        return changed
+
+    def with_augmentation(self, kinds: tuple[str, ...]) -> "Task":
+        """The same task, whose training images are changed at random."""
+        refuse_other_than_images(kinds, self.example)
+        changed = copy.copy(self)
+        changed._augmentation = kinds
         return changed
 
     def judged_by(self, loss: "Loss") -> "Task":

@@ -61,5 +61,6 @@ ADDONS: "Registry[type[Addon]]" = Registry(
         "scaffold": "plures.methods.addons.scaffold:Scaffold",
         "feddyn": "plures.methods.addons.feddyn:FedDyn",
         "brm": "plures.methods.addons.brm:Brm",
+        "fedopt": "plures.methods.addons.fedopt:FedOpt",
     },
 )

@@ -40,6 +40,7 @@ class APFL(Averaged):
     alpha: float = setting(0.75, "initial share of the personal model in the mixture", least=0, most=1)
     adaptive: bool = setting(True, "whether the share is learned")
     alpha_lr: float = setting(0.1, "learning rate of the share", least=0)
+    pm_lr: float = setting(0.0, "learning rate of the personal model; 0: that of clients", least=0)
     pm: str = setting(
         "local", "shared model in the mixture: as last trained, or as received", choices=("local", "server")
     )
@@ -62,9 +63,11 @@ class APFL(Averaged):
         if self.adaptive:
             once = dataclasses.replace(self.solver.plain(self.alpha_lr).for_steps(1), box=(0.0, 1.0))
             alpha = fit(share_loss, alpha, shard, once, given=(client.own, start)).params
-        fitted = fit(
-            objective, {"shared": start, "own": client.own}, shard, self.solver, given=(alpha, terms.penalties)
-        )
+        solver = self.solver
+        if self.pm_lr:
+            solver = dataclasses.replace(solver, pace=(("own", self.pm_lr / solver.lr if solver.lr else 0.0),))
+        both = {"shared": start, "own": client.own}
+        fitted = fit(objective, both, shard, solver, given=(alpha, terms.penalties))
         shared, own = fitted.params["shared"], fitted.params["own"]
         return (
             APFLClient(own, shared if self.pm == "local" else {}, alpha),

@@ -4,8 +4,8 @@ Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, 20
 
 Personal model: v <- v - lr * (grad F_i(v) + lam * (v - w)), where w is the received model; v is never reset.
 
-Differs from the paper: the mean is weighted by numbers of rows (`weights=uniform` gives the paper's); both models take
-the same number of steps.
+Differs from the paper: the mean is weighted by numbers of rows (`weights=uniform` gives the paper's). Both models take
+the same number of steps at the same rate, unless `pm_epochs` and `pm_lr` say otherwise.
 """
 
 from dataclasses import dataclass
@@ -26,6 +26,8 @@ class Ditto(Averaged):
     """Trains the shared model as FedAvg does, and a personal model that is kept close to it."""
 
     lam: float = setting(0.1, "strength of the pull of the personal model towards the received one", least=0)
+    pm_lr: float = setting(0.0, "learning rate of the personal model; 0: that of clients", least=0)
+    pm_epochs: int = setting(0, "epochs of the personal model in a round; 0: as many as clients train", least=0)
 
     def init_client(self, task, params):
         return DittoClient(params)
@@ -36,11 +38,12 @@ class Ditto(Averaged):
         def loss(params, batch, received):
             return task.loss(params, batch) + self.lam / 2 * tree.sq_dist(params, received)
 
-        return fit(loss, own, shard, solver, given=(received,)).params
+        return fit(loss, own, shard, solver.with_rate(self.pm_lr), given=(received,)).params
 
     def train(self, task, received, client, shard, terms=NO_TERMS):
         _, upload, metrics = Method.train(self, task, received, (), shard, terms)
-        return DittoClient(self.train_personal(task, client.model, received, shard, self.solver)), upload, metrics
+        solver = self.solver.for_epochs(self.pm_epochs) if self.pm_epochs else self.solver
+        return DittoClient(self.train_personal(task, client.model, received, shard, solver)), upload, metrics
 
     def personalize(self, task, received, client, shard):
         return client.model

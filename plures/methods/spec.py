@@ -7,18 +7,63 @@ from typing import Any
 from plures.errors import UsageError, unknown
 from plures.learn.solver import Solver
 from plures.methods import ADDONS, METHODS
+from plures.methods.addons.base import Addon
+from plures.methods.addons.fedopt import FedOpt
 from plures.methods.base import Method, settings_of
 from plures.methods.naming import parse
 
+# Options of a run that a method may have for itself, as in `ditto:lr=0.01`, beside others in a comparison.
+OWN_OPTIONS: dict[str, type] = {
+    **{"lr": float, "lr_decay": float, "epochs": int, "steps": int, "batch": int, "momentum": float},
+    **{"weight_decay": float, "clip": float, "optimizer": str, "server_optimizer": str, "server_lr": float},
+}
 
-def make_method(spec: str, settings: dict[str, Any], solver: Solver) -> Method:
-    """The method that `spec` names, with its add-ons, settings and solver."""
+
+def make_method(
+    spec: str, settings: dict[str, Any], solver: Solver, server_optimizer: str = "sgd", server_lr: float | None = None
+) -> Method:
+    """The method that `spec` names, with its add-ons, settings and solver.
+
+    server_optimizer, server_lr: how the server takes the mean update as a step, for methods that average.
+    """
     first, *addons = parse(spec)
-    method = _with_settings(_made(METHODS.find(first.name), first.name), first.settings, spec)
+    method = _made(METHODS.find(first.name), first.name)
+    if server_optimizer != "sgd" or server_lr not in (None, 1.0):
+        method = _with_server_optimizer(method, server_optimizer, server_lr or 0.0)
+    method = _with_settings(method, _own_settings(method, first.settings), spec)
     for addon in addons:
         made = ADDONS.find(addon.name)(host=method)
-        method = _with_settings(made, addon.settings, spec)
+        method = _with_settings(made, _own_settings(made, addon.settings), spec)
     return _with_settings(method, settings, spec).with_solver(solver)
+
+
+def _with_server_optimizer(method: Method, kind: str, lr: float) -> Method:
+    """The method with an optimizer of the server, inside of all its add-ons."""
+    if isinstance(method, Addon):
+        return dataclasses.replace(method, host=_with_server_optimizer(method.host, kind, lr))
+    return FedOpt(host=method, server_optimizer=kind, server_lr=lr)
+
+
+def own_options(spec: str) -> dict[str, Any]:
+    """Options of a run that a method has for itself: those in its name that are no settings of it."""
+    first, *addons = parse(spec)
+    layers: list[tuple[Method, dict[str, str]]] = [(_made(METHODS.find(first.name), first.name), first.settings)]
+    for addon in addons:
+        layers.append((ADDONS.find(addon.name)(host=layers[-1][0]), addon.settings))
+    found: dict[str, Any] = {}
+    for method, settings in layers:
+        for key in settings.keys() - _own_settings(method, settings).keys():
+            try:
+                found[key] = OWN_OPTIONS[key](settings[key])
+            except ValueError:
+                raise UsageError(f"{spec}: {key} must be a number, got {settings[key]!r}") from None
+    return found
+
+
+def _own_settings(method: Method, settings: dict[str, str]) -> dict[str, str]:
+    """The settings without those that are options of the run."""
+    known = setting_fields(method)
+    return {key: value for key, value in settings.items() if key in known or key not in OWN_OPTIONS}
 
 
 def _made(maker: Any, name: str) -> Method:

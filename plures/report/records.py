@@ -10,7 +10,7 @@ from plures.files import read_toml
 from plures.methods import METHODS
 from plures.methods.naming import parse
 from plures.runs import results
-from plures.runs.config import NOT_IN_IDENTITY
+from plures.runs.config import HOW_IT_IS_RUN, SCORING
 
 Rows = list[dict[str, Any]]
 
@@ -130,7 +130,7 @@ def _label_runs(runs: list[RunRecord]) -> list[str]:
 
 def _options_of(run: RunRecord) -> dict[str, Any]:
     """What a result depends on, but for method, settings and seed."""
-    left_out = {*NOT_IN_IDENTITY, "method", "settings", "seed"}
+    left_out = {*HOW_IT_IS_RUN, *SCORING, "method", "settings", "seed"}
     own = {key: value for key, value in run.config.items() if key not in left_out}
     if run.config.get("split"):
         own["partition"] = f"split {Path(run.config['split']).stem}"

@@ -12,6 +12,7 @@ from plures.data import partition, sources
 from plures.data.dataset import Dataset
 from plures.data.population import Population
 from plures.errors import DataError, UsageError
+from plures.runs.scene import as_configured
 from plures.runs.state import RunState
 from plures.simulate.new_clients import adapted_model, score_new_clients
 from plures.simulate.work import Work
@@ -83,4 +84,5 @@ def _work(state: RunState, x: Tensor, y: Tensor, train: np.ndarray, test: np.nda
     """The work of this one client."""
     task, seed = state.scene.task, state.scene.config.seed
     population = Population(x, y, [train], [test], task.n_classes, seed, task.smallest_batch)
+    population = as_configured(population, state.scene.config)
     return state.scene.work(state.store.initial)._replace(population=population, style="one_by_one")

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -9,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from plures.errors import UsageError, unknown
 from plures.files import to_toml
 from plures.learn.solver import Solver
+from plures.runs import older
 
 Value = bool | int | float | str
 
@@ -30,6 +32,7 @@ class Config(BaseModel):
         None, description="how rows are dealt to clients; if left out natural, or dirichlet:0.1 where the data has none"
     )
     split: str | None = Field(None, description="file that says who has which rows, instead of a partition")
+    min_rows: int = Field(0, ge=0, description="clients with fewer training rows are left out, and named")
     test_share: float = Field(0.25, gt=0, lt=1, description="share of each client's rows that it is tested on")
     clients: int | None = Field(None, ge=1, description="number of clients; if left out 20, or all of the data's own")
     participation: float = Field(1.0, gt=0, le=1, description="share of clients that take part in a round")
@@ -39,9 +42,38 @@ class Config(BaseModel):
     batch: int = Field(10, ge=1, description="rows in a batch")
     lr: float = Field(0.05, ge=0, description="learning rate of clients")
     lr_decay: float = Field(1.0, gt=0, le=1, description="factor by which the learning rate shrinks in every round")
-    momentum: float = Field(0.0, ge=0, lt=1, description="momentum of SGD")
-    weight_decay: float = Field(0.0, ge=0, description="weight decay of clients' training")
-    optimizer: Literal["sgd", "adam"] = Field("sgd", description="optimizer of clients")
+    lr_decay_every: int = Field(1, ge=1, description="rounds between two such steps, with --schedule step")
+    schedule: Literal["constant", "exponential", "step", "cosine"] = Field(
+        "exponential",
+        description="how the learning rate falls: by lr_decay in every round (exponential), by lr_decay in every "
+        "lr_decay_every rounds (step), to zero at the last round (cosine), or not at all (constant)",
+    )
+    momentum: float = Field(0.0, ge=0, lt=1, description="momentum of clients' SGD")
+    nesterov: bool = Field(False, description="Nesterov's form of momentum")
+    weight_decay: float = Field(
+        0.0, ge=0, description="weight decay of clients' training: an L2 penalty, or decoupled with adamw"
+    )
+    clip: float = Field(0.0, ge=0, description="clients' gradients are scaled down to this norm; 0 leaves them alone")
+    optimizer: Literal["sgd", "adam", "adamw"] = Field("sgd", description="optimizer of clients")
+    last_batch: Literal["even", "drop", "keep"] = Field(
+        "keep",
+        description="rows that fill no batch: make all batches nearly equal (even), leave these rows out of the epoch "
+        "(drop), or make a smaller last batch (keep)",
+    )
+    augment: str = Field(
+        "none", description="random changes of training images: crop (shifts by up to 4 pixels), flip, or crop,flip"
+    )
+    server_optimizer: Literal["sgd", "momentum", "adam", "yogi"] = Field(
+        "sgd", description="FedOpt: how the server takes the mean update as a step, for methods that average"
+    )
+    server_lr: float | None = Field(
+        None, gt=0, description="learning rate of the server; if left out 1, or 0.03 for adam and yogi"
+    )
+    local_work: str | None = Field(
+        None,
+        description="uniform:A-B, clients train A to B epochs (or steps, with --steps), drawn for every client and "
+        "round; if left out all do the same",
+    )
     validation: float = Field(
         0.0, ge=0, lt=1, description="share of a client's training rows that is kept apart, to choose the best round by"
     )
@@ -62,7 +94,7 @@ class Config(BaseModel):
     )
     precision: Literal["float32", "float64"] = Field("float32", description="type of weights and numbers in the data")
 
-    # These change nothing of the result.
+    # These change nothing of the state.
     workers: int = Field(1, ge=1, description="worker processes, each with one thread")
     address: str | None = Field(
         None, description="a running Ray cluster, which must be trusted, for --executor ray; else Ray is started here"
@@ -88,8 +120,15 @@ class Config(BaseModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> "Config":
-        if self.optimizer == "adam" and self.momentum:
-            raise ValueError("momentum is for sgd; adam has its own. Leave momentum out, or choose sgd")
+        if self.optimizer != "sgd" and self.momentum:
+            raise ValueError(f"momentum is for sgd; {self.optimizer} has its own. Leave momentum out, or choose sgd")
+        if self.nesterov and not self.momentum:
+            raise ValueError("nesterov is a form of momentum, which is 0; set momentum, or leave nesterov out")
+        if self.schedule in ("constant", "cosine") and self.lr_decay != 1:
+            raise ValueError(f"lr_decay is for the schedules exponential and step, not {self.schedule}; leave one out")
+        if self.schedule == "step" and self.lr_decay == 1:
+            raise ValueError("schedule step needs lr_decay, the factor of a step; set it below 1")
+        self.work_range()
         if self.address is not None and self.executor != "ray":
             raise ValueError(f"address is for the executor ray, got {self.executor}; leave one of them out")
         return self
@@ -99,32 +138,54 @@ class Config(BaseModel):
         """How the clients of a group are run; it is what the numbers depend on."""
         return "one_by_one" if self.executor == "one_by_one" else "vectorised"
 
+    def work_range(self) -> tuple[int, int] | None:
+        """Least and most epochs (or steps) of a client in a round, where this is drawn."""
+        if self.local_work is None:
+            return None
+        found = re.fullmatch(r"uniform:(\d+)-(\d+)", self.local_work)
+        if not found or not int(found[1]) <= int(found[2]) or int(found[2]) == 0:
+            raise ValueError(
+                f"local_work is written uniform:A-B, with whole numbers A up to B, e.g. uniform:1-5; "
+                f"got {self.local_work!r}"
+            )
+        return int(found[1]), int(found[2])
+
     def solver(self) -> Solver:
         """How clients train."""
         return Solver(
             kind=self.optimizer,
             lr=self.lr,
             momentum=self.momentum,
+            nesterov=self.nesterov,
             weight_decay=self.weight_decay,
+            clip=self.clip,
+            schedule=self.schedule,
             decay=self.lr_decay,
+            decay_every=self.lr_decay_every,
+            rounds=max(1, self.rounds) if self.schedule == "cosine" else 1,
+            varied=self.local_work is not None,
             batch=self.batch,
             epochs=self.epochs,
             steps=self.steps,
         )
 
     def identity(self) -> str:
-        """A hash of what the result depends on."""
-        fields = self.model_dump(exclude=set(NOT_IN_IDENTITY)) | {"executor": self.style}
-        fields = {name: value for name, value in fields.items() if SINCE_0_1.get(name, ...) != value}
+        """A hash of what the state depends on: a checkpoint of another identity cannot be continued."""
+        return self._hash({*HOW_IT_IS_RUN, *SCORING})
+
+    def record_identity(self) -> str:
+        """A hash of what any number in the record depends on: a run of another one must not stand for this one."""
+        return self._hash(set(HOW_IT_IS_RUN))
+
+    def _hash(self, without: set[str]) -> str:
+        fields = older.left_out(self.model_dump(exclude=without) | {"executor": self.style})
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
-NOT_IN_IDENTITY = (
-    *["workers", "address", "eval_every", "unchosen", "pool_rows", "pool_every", "personal_epochs", "target"],
-    *["checkpoint_every", "memory_limit_mb", "data_dir", "split"],
-)
-# Options that came after 0.1.0: at their defaults they are left out, so that run folders of 0.1.0 can be resumed.
-SINCE_0_1 = {"engine": "traced", "precision": "float32"}
+# Options that change no number of a run. A split file is compared by what is in it, not by its name.
+HOW_IT_IS_RUN = ("workers", "address", "checkpoint_every", "memory_limit_mb", "data_dir", "split")
+# Options that change what is scored, and when, but nothing of the state.
+SCORING = ("eval_every", "unchosen", "pool_rows", "pool_every", "personal_epochs", "target")
 
 
 def make_config(values: dict[str, Any]) -> Config:

@@ -5,6 +5,7 @@ from pathlib import Path
 from plures.data.partition import split_to_json
 from plures.errors import UsageError
 from plures.files import read_toml, write_text
+from plures.runs import older
 from plures.runs.config import Config, config_toml, make_config
 from plures.runs.scene import Objects, Scene, make_scene
 
@@ -30,7 +31,7 @@ def new_folder(config: Config, out: Path | None) -> Path:
                 continue
     assert out is not None
     if (out / "config.toml").exists():
-        same = make_config(read_toml(out / "config.toml")).identity() == config.identity()
+        same = read_config(out).record_identity() == config.record_identity()
         raise UsageError(
             f"{out} already holds {'this run' if same else 'a run of another config'}; "
             + (f"resume it with `plures resume {out}`, or choose another --out" if same else "choose another --out")
@@ -59,7 +60,12 @@ def open_config(folder: Path) -> Config:
             f"{folder} is of a federated run, whose clients have their data and models themselves; "
             "use `plures federate start --resume`, `plures federate adapt`, or the models that clients wrote"
         )
-    return make_config(read_toml(folder / "config.toml"))
+    return read_config(folder)
+
+
+def read_config(folder: Path) -> Config:
+    """The config that was written into a folder, perhaps by an older version."""
+    return make_config(older.with_old_defaults(read_toml(folder / "config.toml")))
 
 
 def open_scene(folder: Path, objects: Objects = Objects()) -> Scene:  # noqa: B008

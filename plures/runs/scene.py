@@ -12,11 +12,12 @@ from plures.data.dataset import Dataset
 from plures.data.population import Population
 from plures.engine import Engine
 from plures.errors import DataError, UsageError
+from plures.learn import augment as augmentation
 from plures.learn.task import Task, build
 from plures.methods.base import Method, Schedule
-from plures.methods.spec import all_settings, make_method
+from plures.methods.spec import all_settings, make_method, own_options
 from plures.models.names import bind_arguments, model_maker
-from plures.runs.config import Config
+from plures.runs.config import Config, make_config
 from plures.simulate import attack, ray
 from plures.simulate.evaluate import affordable_pool
 from plures.simulate.work import Work
@@ -68,7 +69,8 @@ def make_scene(config: Config, split_file: Path | None = None, objects: Objects 
     Engine.parse(config.engine)
     if config.executor == "ray":
         ray.refuse_without_ray()
-    method = make_method(config.method, config.settings, config.solver())
+    config = with_own_options(config)
+    method = method_of(config)
     if config.partition is not None:
         partition.parse(config.partition)
     data = load_data(config) if objects.data is None else objects.data
@@ -81,7 +83,7 @@ def make_scene(config: Config, split_file: Path | None = None, objects: Objects 
     task = task_of(config, x[0], data.n_classes, data.n_tokens, objects.model)
     _check_labels(config, task, x, y)
     population = Population(x, y, split.train, split.test, data.n_classes, config.seed, task.smallest_batch)
-    population = population.with_validation(config.validation)
+    population = as_configured(population, config).with_validation(config.validation)
     config = config.model_copy(update={"clients": len(split.train), "settings": all_settings(method)})
     population, new_clients = population.split_new(config.new_clients)
     if not population.eligible():
@@ -102,13 +104,29 @@ def make_scene(config: Config, split_file: Path | None = None, objects: Objects 
     return Scene(config, method, task, population, split, names, new_clients, attackers)
 
 
+def as_configured(population: Population, config: Config) -> Population:
+    """The clients with the batches and the amounts of work that a config asks for."""
+    return population._replace(last_batch=config.last_batch, work=config.work_range())
+
+
+def with_own_options(config: Config) -> Config:
+    """The config with the options that its method has for itself, as in `ditto:lr=0.01`."""
+    own = own_options(config.method)
+    return make_config(config.model_dump() | own) if own else config
+
+
+def method_of(config: Config) -> Method:
+    """The method of a config, with its settings, solver and the server's optimizer."""
+    return make_method(config.method, config.settings, config.solver(), config.server_optimizer, config.server_lr)
+
+
 def _split(config: Config, data: Dataset, split_file: Path | None) -> partition.Split:
     if split_file is None and config.split is not None:
         split_file = Path(config.split)
     if split_file is not None:
         return partition.read_split(split_file, len(data.y), data.n_classes)
     split = partition.make_split(
-        data, str(config.partition), config.clients, config.seed, config.test_share, config.share
+        data, str(config.partition), config.clients, config.seed, config.test_share, config.share, config.min_rows
     )
     return partition.move_new_last(split, config.new_clients, config.seed)
 
@@ -155,7 +173,7 @@ def task_of(
 ) -> Task:
     """The model as a task. Tasks of named models are kept: steps compiled for one serve all runs that share it."""
     name = str(config.model)
-    key = (name, tuple(example.shape), n_classes, n_tokens, config.seed, config.precision)
+    key = (name, tuple(example.shape), n_classes, n_tokens, config.seed, config.precision, config.augment)
     if key in _tasks:
         return _tasks[key]
     if given is None and name.startswith(GIVEN):
@@ -169,6 +187,8 @@ def task_of(
     else:
         make = model_maker(name, shape, n_classes, n_tokens)
     task = build((lambda: make().double()) if config.precision == "float64" else make, example, n_classes, config.seed)
+    kinds = augmentation.parse(config.augment)
+    task = task.with_augmentation(kinds) if kinds else task
     if ":" not in name:
         _tasks[key] = task
     return task

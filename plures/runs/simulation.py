@@ -184,6 +184,8 @@ def start(scene: Scene, folder: Path | None, say: Say = say_nothing, callback: C
     """A new run; with a folder, it first writes down what it is made of."""
     if folder is not None:
         write_start(folder, scene)
+    for note in scene.split.notes:
+        say(note)
     return simulate(scene, folder, say, callback)
 
 

@@ -111,7 +111,7 @@ class Executor:
         if solver.steps is not None:
             return [solver.steps] * len(ids)
         sizes = np.array([len(population.train[i]) for i in ids])
-        per_epoch = batches_per_epoch(sizes, solver.batch, population.smallest)
+        per_epoch = batches_per_epoch(sizes, solver.batch, population.smallest, population.last_batch)
         return [int(n) for n in np.maximum(solver.epochs, 1) * per_epoch]
 
     def _run(

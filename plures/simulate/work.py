@@ -93,8 +93,7 @@ def _score_generic(work: Work, job: Job, message: Message, clients: Tree) -> dic
 def _sum_personal(work: Work, job: Job, message: Message, clients: Tree) -> dict[str, Tree]:
     shards = work.population.shards(job.ids, "train", "personalize", job.round)
     personal = work.run(personal_function(work.method, work.task), message, clients, shards)
-    weight = shards.size.to(torch.float32)
-    return {"sums": tree.map(lambda x: torch.tensordot(weight, x, 1)[None], personal)}
+    return {"sums": tree.map(lambda x: torch.tensordot(shards.size.to(x.dtype), x, 1)[None], personal)}
 
 
 COMPUTE: dict[str, Callable[[Work, Job, Message, Tree], dict[str, Tree]]] = {

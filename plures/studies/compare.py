@@ -12,13 +12,14 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from plures.data.partition import split_to_json
 from plures.errors import UsageError, unknown
-from plures.files import read_toml, write_text
+from plures.files import write_text
 from plures.methods.spec import make_method, setting_fields
 from plures.runs import results
 from plures.runs.callbacks import Callback, Say
-from plures.runs.config import Config, make_config
-from plures.runs.folders import folder_name
+from plures.runs.config import HOW_IT_IS_RUN, Config
+from plures.runs.folders import folder_name, read_config
 from plures.runs.loop import Result
 from plures.runs.scene import Objects, Scene, load_data, make_scene
 from plures.runs.simulation import resume, start
@@ -70,6 +71,8 @@ def compare_methods(
         for seed in wanted.seeds:
             for method in wanted.methods:
                 scene = _scene(wanted, method, seed, objects)
+                if runs:  # what the split leaves out has been said
+                    scene = scene._replace(split=scene.split._replace(notes=()))
                 first = runs.get((wanted.methods[0], seed))
                 if wanted.equal != "rounds" and first is not None:
                     scene = _scene(wanted, method, seed, objects, affordable(scene, first, wanted.equal))
@@ -118,12 +121,24 @@ def _result(scene: Scene, folder: Path | None, say: Say, callback: Callback, obj
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
         return start(scene, folder, say, callback)
-    before = make_config(read_toml(folder / "config.toml"))
-    if before.identity() != scene.config.identity():
-        raise UsageError(f"{folder} holds a run of another config; choose another --out")
+    changed = _differences(folder, scene)
+    if changed:
+        raise UsageError(f"{folder} holds a run with other options ({', '.join(changed)}); choose another --out")
     if (folder / "summary.json").exists():
         return read_result(folder)
     return resume(folder, say, callback, scene.config.workers, objects)
+
+
+def _differences(folder: Path, scene: Scene) -> list[str]:
+    """The options by which a run that is in a folder differs from the one that is asked for, with their values."""
+    before = read_config(folder)
+    found = []
+    if before.record_identity() != scene.config.record_identity():
+        old, new = before.model_dump(exclude=set(HOW_IT_IS_RUN)), scene.config.model_dump(exclude=set(HOW_IT_IS_RUN))
+        found += [f"{name} is {old[name]!r} there and {new[name]!r} here" for name in old if old[name] != new[name]]
+    if split_to_json(scene.split) != (folder / "split.json").read_text(encoding="utf-8"):
+        found.append("another split")
+    return found
 
 
 def read_result(folder: Path) -> Result:

@@ -18,7 +18,8 @@ from plures.runs.folders import open_scene
 from plures.runs.scene import make_scene
 
 DEALT = ["iid", "dirichlet:0.1", "dirichlet-class:0.3", "pathological:2", "labels:2", "main:1", "relabel:0.5"]
-EXAMPLES = [*DEALT, "longtail:3"]
+DEALT += ["dirichlet-client:0.3", "shards:2", "quantity:0.5"]
+EXAMPLES = [*DEALT, "longtail:3", "longtail:3,0.6"]
 seeds = st.integers(0, 2**32)
 
 
@@ -67,7 +68,8 @@ def classes_of(y: np.ndarray, rows: list[np.ndarray]) -> list[list[int]]:
         ("main:2", ("main", 2.0)),
         ("relabel:0", ("relabel", 0.0)),
         ("relabel:1", ("relabel", 1.0)),
-        ("longtail:1", ("longtail", 1.0)),
+        ("longtail:1", ("longtail", (1.0, 0.3))),
+        ("longtail:50,0.6", ("longtail", (50.0, 0.6))),
         ("natural", ("natural", None)),
     ],
 )
@@ -95,9 +97,11 @@ def test_parse_of_a_wrong_value_gives_an_example(name, value):
         parse(name + value)
 
 
-@pytest.mark.parametrize("text", ["relabel:1.01", "longtail:0.99"])
+@pytest.mark.parametrize(
+    "text", ["relabel:1.01", "longtail:0.99", "shards:2.5", "longtail:10,0", "longtail:10,x", "longtail:10,1,2"]
+)
 def test_parse_refuses_a_value_beyond_the_range_of_a_partition(text):
-    with pytest.raises(UsageError, match="needs a number from"):
+    with pytest.raises(UsageError, match=r"needs a (whole )?number"):
         parse(text)
 
 
@@ -190,7 +194,7 @@ def test_split_has_20_clients_if_nobody_says_how_many(text):
     assert len(make_split(labelled([100, 100, 100]), text, None, 0).train) == 20
 
 
-@pytest.mark.parametrize("text", [text for text in EXAMPLES if text != "iid"])
+@pytest.mark.parametrize("text", [text for text in EXAMPLES if text not in ("iid", "quantity:0.5")])
 def test_rows_with_many_labels_are_not_dealt_by_class(text):
     data = owned([0] * 50)._replace(y=np.zeros((50, 7), np.int64))
     with pytest.raises(UsageError, match=r"each row of the data has 7 labels.* natural or iid"):
@@ -705,6 +709,98 @@ def test_longtail_sets_test_rows_aside_before_rows_are_left_out():
     assert [rows.tolist() for rows in split.test] == [rows.tolist() for rows in plain.test]
     trained = np.bincount(data.y[np.concatenate(split.train)])
     assert trained[0] >= 290 and trained[1] == trained[0] // 20
+
+
+# --- the plain partitions of the field ---
+
+
+def test_dirichlet_client_gives_equal_sizes_and_shares_of_its_own_to_everyone():
+    data = labelled([300] * 4)
+    tables = {
+        alpha: table_of(data.y, clients(make_split(data, f"dirichlet-client:{alpha}", 10, 1))) for alpha in (0.1, 1e6)
+    }
+    for table in tables.values():
+        assert table.sum(1).tolist() == [120] * 10 and table.sum(0).tolist() == [300] * 4
+    assert tables[0.1].max(1).mean() > 85  # of 120
+    assert abs(tables[1e6] - 30).max() < 20  # binomial around 30
+
+
+def test_dirichlet_client_goes_on_when_a_class_is_used_up():
+    data = labelled([5, 195])
+    split = make_split(data, "dirichlet-client:0.01", 20, 3)
+    assert [len(rows) for rows in clients(split)] == [10] * 20 and len(all_rows(split)) == 200
+
+
+def test_dirichlet_client_and_shards_say_how_many_rows_they_leave_out():
+    data = labelled([51, 52])
+    assert make_split(data, "dirichlet-client:1", 10, 0).notes == (
+        "dirichlet-client:1 with 10 clients leaves out 3 of 103 rows",
+    )
+    assert make_split(data, "shards:2", 10, 0).notes == ("shards:2 with 10 clients leaves out 3 of 103 rows",)
+
+
+def test_shards_are_pieces_of_the_rows_sorted_by_class():
+    data = labelled([100] * 10)
+    split = make_split(data, "shards:2", 50, 0)
+    sizes = [len(rows) for rows in clients(split)]
+    assert sizes == [20] * 50
+    assert max(map(len, classes_of(data.y, clients(split)))) == 2  # a piece of ten rows lies within a class here
+    assert len({tuple(found) for found in classes_of(data.y, clients(split))}) > 20
+
+
+def test_shards_refuses_more_pieces_than_rows():
+    with pytest.raises(UsageError, match="cuts 40 pieces, and the data has 30 rows"):
+        make_split(labelled([30]), "shards:4", 10, 0)
+
+
+def test_quantity_gives_like_classes_and_unlike_sizes():
+    data = labelled([1000, 1000])
+    split = make_split(data, "quantity:0.3", 10, 0)
+    sizes = np.array([len(rows) for rows in clients(split)])
+    assert sizes.sum() == 2000 and sizes.min() >= 2 and sizes.max() > 5 * np.median(sizes)
+    largest = clients(split)[int(sizes.argmax())]
+    assert abs((data.y[largest] == 0).mean() - 0.5) < 0.1
+    even = make_split(data, "quantity:1e6", 10, 0)
+    assert max(abs(len(rows) - 200) for rows in clients(even)) < 10
+
+
+def test_longtail_takes_the_concentration_of_its_clients():
+    data = labelled([400] * 4, [40] * 4)
+    plain, tail = make_split(data, "dirichlet-class:0.6", 5, 0), make_split(data, "longtail:1,0.6", 5, 0)
+    assert [rows.tolist() for rows in plain.test] == [rows.tolist() for rows in tail.test]
+
+
+def test_pathological_says_which_classes_it_drops():
+    data = labelled([30] * 10)
+    [note] = make_split(data, "pathological:2", 12, 0).notes
+    assert note == "pathological:2 with 12 clients leaves out 60 of 300 rows, and all rows of classes 8, 9"
+
+
+@pytest.mark.parametrize("text", ["iid", "dirichlet:0.3", "dirichlet-class:0.3", "quantity:1"])
+def test_partitions_that_use_every_row_have_nothing_to_say(text):
+    assert make_split(labelled([60] * 3), text, 5, 0).notes == ()
+
+
+def test_clients_with_too_few_rows_are_left_out_and_counted():
+    data = labelled([200] * 3)
+    whole = make_split(data, "quantity:0.3", 10, 0)
+    large = make_split(data, "quantity:0.3", 10, 0, min_rows=30)
+    kept = [rows.tolist() for rows in whole.train if len(rows) >= 30]
+    assert [rows.tolist() for rows in large.train] == kept and 0 < len(kept) < 10
+    assert large.notes == (
+        f"{10 - len(kept)} of 10 clients have fewer than 30 training rows (--min-rows) and are left out",
+    )
+    with pytest.raises(UsageError, match="min_rows 1000 leaves no client: the largest has"):
+        make_split(data, "quantity:0.3", 10, 0, min_rows=1000)
+
+
+def test_a_run_says_what_its_split_leaves_out(tmp_path):
+    plures.run("fedavg", partition="pathological:2", clients=12, rounds=0, out=tmp_path / "run")
+    said = []
+    from plures.runs.simulation import start
+
+    start(make_scene(make_config({"partition": "pathological:2", "clients": 12, "rounds": 0})), None, said.append)
+    assert "leaves out" in said[0] and "classes 8, 9" in said[0]
 
 
 # --- natural ---

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from plures import engine, seeds, tree
-from plures.data.batches import _sort_within, batches_per_epoch, plan_batches
+from plures.data.batches import LAST_BATCH, _sort_within, batches_per_epoch, plan_batches
 from plures.data.shard import Shard
 from plures.engine import Engine, Usage, steps
 from plures.learn.fit import fit, measure
@@ -18,7 +18,7 @@ from plures.simulate.stacking import one_by_one, vectorised
 # A world without a model: rows are points, an objective pulls `p` to the mean of a batch.
 
 
-def points(sizes, width=3):
+def points(sizes, width=3, last_batch="keep", work=None):
     rng = np.random.default_rng(0)
     x = torch.from_numpy(rng.normal(size=(sum(sizes), width)).astype(np.float32))
     ends = np.cumsum(sizes)
@@ -35,6 +35,8 @@ def points(sizes, width=3):
         torch.tensor([seeds.key_of("test", i) for i in range(n)]),
         torch.zeros(n, dtype=torch.int64),
         torch.ones(n, dtype=torch.int64),
+        torch.full((n,), LAST_BATCH.index(last_batch)),
+        torch.tensor(work if work is not None else [0] * n),
     )
 
 
@@ -112,7 +114,9 @@ def test_client_without_rows_takes_no_step():
 def test_every_epoch_meets_every_row_once():
     shards = points([7, 3])
     sizes, rows = shards.size.numpy(), shards.rows.numpy()
-    batches = plan_batches(rows, sizes, shards.key.numpy(), 3 * batches_per_epoch(sizes, 3, 1), 3, 1, True)
+    batches = plan_batches(
+        rows, sizes, shards.key.numpy(), 3 * batches_per_epoch(sizes, 3, 1, "keep"), 3, 1, True, "keep"
+    )
     first = [batches.rows[batches.start[t]][batches.mask[batches.start[t]] > 0].tolist() for t in range(9)]
     for epoch in range(3):
         assert sorted(row for t in range(3) for row in first[3 * epoch + t]) == list(range(7))
@@ -122,8 +126,8 @@ def test_every_epoch_meets_every_row_once():
 def test_order_depends_on_the_clients_key_and_not_on_its_neighbours():
     shards = points([7, 3, 9])
     keys = shards.key.numpy()
-    alone = plan_batches(shards.rows[1:2].numpy(), np.array([3]), keys[1:2], np.array([2]), 2, 1, True)
-    together = plan_batches(shards.rows.numpy(), shards.size.numpy(), keys, np.array([4, 2, 5]), 2, 1, True)
+    alone = plan_batches(shards.rows[1:2].numpy(), np.array([3]), keys[1:2], np.array([2]), 2, 1, True, "keep")
+    together = plan_batches(shards.rows.numpy(), shards.size.numpy(), keys, np.array([4, 2, 5]), 2, 1, True, "keep")
     place = together.sorted_clients.tolist().index(1)
     for t in range(2):
         assert torch.equal(alone.rows[alone.start[t]], together.rows[together.start[t] + place])
@@ -132,15 +136,15 @@ def test_order_depends_on_the_clients_key_and_not_on_its_neighbours():
 def test_padding_of_a_batch_repeats_the_clients_own_row():
     shards = points([3, 5])
     sizes = shards.size.numpy()
-    batches = plan_batches(shards.rows.numpy(), sizes, shards.key.numpy(), np.array([1, 2]), 4, 1, True)
+    batches = plan_batches(shards.rows.numpy(), sizes, shards.key.numpy(), np.array([1, 2]), 4, 1, True, "keep")
     owner = np.concatenate([batches.sorted_clients[:n] for n in batches.live])
     for row, client in zip(batches.rows, owner, strict=True):
         assert set(row.tolist()) <= set(shards.rows[client, : sizes[client]].tolist())
 
 
 def test_last_batch_of_one_is_left_out_with_batch_norm_unless_it_is_the_only_one():
-    assert batches_per_epoch(np.array([1, 2, 5, 6, 10, 11]), 5, 2).tolist() == [1, 1, 1, 1, 2, 2]
-    assert batches_per_epoch(np.array([1, 2, 5, 6, 10, 11]), 5, 1).tolist() == [1, 1, 1, 2, 2, 3]
+    assert batches_per_epoch(np.array([1, 2, 5, 6, 10, 11]), 5, 2, "keep").tolist() == [1, 1, 1, 1, 2, 2]
+    assert batches_per_epoch(np.array([1, 2, 5, 6, 10, 11]), 5, 1, "keep").tolist() == [1, 1, 1, 2, 2, 3]
 
 
 def test_number_of_epochs_may_differ_between_clients():
@@ -388,3 +392,71 @@ def test_without_shuffling_every_epoch_meets_the_rows_in_their_order():
     x = shards.x[:, 0].numpy()
     expected = [x[0] + x[1], x[2] + x[3], x[4]]
     np.testing.assert_allclose(sums, [*expected, *expected], rtol=1e-5)
+
+
+# Rows that fill no batch
+
+
+def batch_sizes(size, batch, last_batch, smallest=1):
+    rows, sizes = np.arange(size)[None], np.array([size])
+    n = batches_per_epoch(sizes, batch, smallest, last_batch)
+    plan = plan_batches(rows, sizes, np.array([5]), n, batch, smallest, True, last_batch)
+    used = plan.rows[plan.mask.bool()].tolist()
+    assert len(set(used)) == len(used)
+    return plan.mask.sum(1).int().tolist()
+
+
+def test_even_deals_21_rows_into_three_batches_of_seven():
+    assert batch_sizes(21, 10, "even") == [7, 7, 7]
+    assert batch_sizes(21, 10, "keep") == [10, 10, 1]
+    assert batch_sizes(21, 10, "drop") == [10, 10]
+
+
+def test_even_loses_no_row_and_its_batches_differ_by_one_at_most():
+    for size in range(1, 60):
+        sizes = batch_sizes(size, 10, "even")
+        assert sum(sizes) == size and max(sizes) - min(sizes) <= 1 and len(sizes) == -(-size // 10)
+
+
+def test_a_client_with_less_than_a_batch_keeps_it():
+    assert [batch_sizes(4, 10, how) for how in LAST_BATCH] == [[4]] * 3
+
+
+def test_even_batches_are_large_enough_for_batch_norm_or_a_row_is_left_out():
+    assert batch_sizes(11, 10, "even", smallest=2) == [6, 5]
+    assert batch_sizes(3, 2, "even", smallest=2) == [2]
+    assert batch_sizes(5, 2, "even", smallest=2) == [2, 2]
+    assert batch_sizes(1, 2, "even", smallest=2) == [1]
+
+
+def test_clients_of_a_stack_get_the_even_batches_that_they_get_alone():
+    shards = points([21, 4, 11], last_batch="even")
+    stacked = vectorised(
+        lambda _, shard: fit(to_mean, torch.zeros(3), shard, Solver(lr=0.3, batch=10)), Same(()), shards
+    )
+    for i in range(3):
+        alone = fit(to_mean, torch.zeros(3), one(shards, i), Solver(lr=0.3, batch=10))
+        torch.testing.assert_close(stacked.params[i], alone.params)
+        assert stacked.steps.tolist() == [3, 1, 2]
+
+
+# Different amounts of work
+
+
+def test_clients_train_as_many_epochs_or_steps_as_their_shards_say():
+    shards = points([8, 8, 8], work=[0, 1, 3])
+    for solver, n_steps in (
+        (Solver(batch=4, varied=True), [0, 2, 6]),
+        (Solver(batch=4, varied=True, steps=9), [0, 1, 3]),
+    ):
+        found = vectorised(
+            lambda _, shard, solver=solver: fit(to_mean, torch.zeros(3), shard, solver), Same(()), shards
+        )
+        assert found.steps.tolist() == n_steps
+
+
+def test_what_a_method_trains_for_a_number_of_epochs_of_its_own_is_not_varied():
+    shards = points([8, 8], work=[1, 3])
+    solver = Solver(batch=4, varied=True).for_epochs(2)
+    found = vectorised(lambda _, shard: fit(to_mean, torch.zeros(3), shard, solver), Same(()), shards)
+    assert found.steps.tolist() == [4, 4]

@@ -92,8 +92,10 @@ def moved(params: dict[str, Tensor], seed: int, by: float = 0.5) -> dict[str, Te
 def batches(shard: Shard, epochs: int = 1, steps: int | None = None, batch: int = BATCH):
     """x and y of every step, in the order in which the client meets them."""
     sizes, smallest = shard.size.reshape(1).numpy(), int(shard.smallest)
-    n_steps = np.array([steps]) if steps is not None else epochs * batches_per_epoch(sizes, batch, smallest)
-    made = plan_batches(shard.rows[None].numpy(), sizes, shard.key[None].numpy(), n_steps, batch, smallest, True)
+    n_steps = np.array([steps]) if steps is not None else epochs * batches_per_epoch(sizes, batch, smallest, "keep")
+    made = plan_batches(
+        shard.rows[None].numpy(), sizes, shard.key[None].numpy(), n_steps, batch, smallest, True, "keep"
+    )
     for rows, mask in zip(made.rows, made.mask, strict=True):
         here = rows[mask.bool()]
         yield shard.x[here], shard.y[here]

@@ -179,7 +179,7 @@ def query_key(shard):
     """The key of the only batch of the query rows."""
     _, query = shard.split(0.8, "support")
     rows, sizes = query.rows[None].numpy(), query.size[None].numpy()
-    return plan_batches(rows, sizes, query.key[None].numpy(), 1 + 0 * sizes, 64, 1, False).keys[0]
+    return plan_batches(rows, sizes, query.key[None].numpy(), 1 + 0 * sizes, 64, 1, False, "keep").keys[0]
 
 
 def papers_trade_off(p, latent, x, y, noise):

@@ -137,9 +137,9 @@ def test_the_model_is_not_trained_on_rows_of_the_choice_nor_the_choice_on_rows_o
 def logits_by_hand(make, layers, received, own, logits, shard, lr, temperature):
     """An epoch of straight-through steps: gradients at the hard choice, through the soft one."""
     sizes, smallest = shard.size.reshape(1).numpy(), int(shard.smallest)
-    n_steps = batches_per_epoch(sizes, BATCH, smallest)
+    n_steps = batches_per_epoch(sizes, BATCH, smallest, "keep")
     made = plan_batches(
-        shard.rows[None].numpy(), sizes, shard.key[None].numpy(), np.array(n_steps), BATCH, smallest, True
+        shard.rows[None].numpy(), sizes, shard.key[None].numpy(), np.array(n_steps), BATCH, smallest, True, "keep"
     )
     for rows, mask, key in zip(made.rows, made.mask, made.keys, strict=True):
         here = rows[mask.bool()]

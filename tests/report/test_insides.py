@@ -271,15 +271,15 @@ def words_of(page: Path) -> str:
 
 
 def test_a_method_outside_the_package_brings_its_picture(write_own):
-    name = write_own("my_methods")
+    name = write_own("my_pictured_methods")  # a name of its own: modules of other tests may still be imported
     for method in (f"{name}:FedHalf", "fedavg"):
         plures.run(method, out=f"runs/{method.partition(':')[2] or method}", **SMALL)
     text = words_of(report.write([Path("runs")], Path("page.html"), Path("figures")))
-    assert "Inside my_methods:FedHalf" in text and "not shown" not in text
+    assert f"Inside {name}:FedHalf" in text and "not shown" not in text
     assert '<figure id="half-1">' in text and "Half of it" in text and 'aria-label="Some bars."' in text
     assert "A bar for each tensor, beside fedavg." in text  # the twin was opened too
-    made = {path.name for path in Path("figures").glob("*my_methods*")}
-    assert made == {f"half-my_methods-FedHalf.{kind}" for kind in ("svg", "pdf", "png")}
+    made = {path.name for path in Path("figures").glob(f"*{name}*")}
+    assert made == {f"half-{name}-FedHalf.{kind}" for kind in ("svg", "pdf", "png")}
 
 
 def test_an_addon_outside_the_package_brings_its_picture(write_own):

@@ -29,7 +29,8 @@ class FedDyn(Addon):
     @property
     def refuses(self):
         twice = "one correction of drift is enough"
-        return {**self.host.refuses, "feddyn": twice, "scaffold": twice}
+        own = "its server has a step of its own"
+        return {**self.host.refuses, "feddyn": twice, "scaffold": twice, "fedopt": own}
 
     alpha: float = setting(0.01, "strength of the dynamic regularisation", least=0)
     gm: str = setting(

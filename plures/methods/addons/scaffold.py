@@ -6,7 +6,9 @@ from typing import NamedTuple
 import torch
 
 from plures import tree
+from plures.errors import UsageError
 from plures.methods.addons.base import Addon
+from plures.methods.addons.fedopt import FedOpt
 from plures.methods.base import NO_TERMS, Penalty, setting
 from plures.methods.messages import Same
 from plures.tree import Params, Tree
@@ -30,11 +32,25 @@ class Scaffold(Addon):
     @property
     def refuses(self):
         order, twice = "add it the other way round, before scaffold", "one correction of drift is enough"
-        return {**self.host.refuses, "ala": order, "c": order, "prox": order, "feddyn": twice, "scaffold": twice}
+        before = dict.fromkeys(("ala", "c", "prox", "fedopt"), order)
+        return {**self.host.refuses, **before, "feddyn": twice, "scaffold": twice}
 
     server_lr: float = setting(
         1.0, "learning rate of the server: 1 moves it to the mean of the uploaded models", least=0
     )
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.server_lr != 1 and isinstance(self.host, FedOpt):
+            raise UsageError("scaffold has a learning rate of the server of its own; leave out one of the two")
+
+    def with_solver(self, solver):
+        if solver.kind != "sgd" or solver.nesterov or solver.clip:
+            raise UsageError(
+                "scaffold reads a client's gradient off the distance it went, which needs plain SGD, with or without "
+                "momentum; leave out other optimizers, nesterov and clip"
+            )
+        return super().with_solver(solver)
 
     def init_server(self, task, params, federation):
         host = self.host.init_server(task, params, federation)
@@ -52,8 +68,9 @@ class Scaffold(Addon):
 
     def merge(self, task, server, ids, uploads, sizes):
         mean = self.host.merge(task, server.host, ids, uploads["host"], torch.ones_like(sizes))
-        if self.server_lr != 1:
-            mean = tree.map(lambda old, new: torch.lerp(old, new, self.server_lr), server.host, mean)
+        if self.server_lr != 1:  # statistics of BatchNorm are averaged: beyond the mean a variance may be negative
+            old, new = (self.shared_weights(task, x) for x in (server.host, mean))
+            mean = mean | tree.map(lambda old, new: torch.lerp(old, new, self.server_lr), old, new)
         change = tree.map(lambda x: x.sum(0) / server.n_clients.to(x.dtype), uploads["control"])
         return server._replace(host=mean, control=tree.add(server.control, change))
 
