@@ -194,6 +194,7 @@ def resume(
     *,
     data: Data | None = None,
     model: Model | None = None,
+    rounds: int | None = None,
     workers: int | None = None,
     progress: bool = False,
     callback: Callback | None = None,
@@ -204,12 +205,14 @@ def resume(
         folder: the run folder.
         data: the data again, if it was given as an object and not by name.
         model: the model again, if it was given as an object and not by name.
+        rounds: how many rounds the run is to have in all, if more than it was to have.
         workers: processes of one thread each; if left out, as many as before.
         progress: whether to show a progress bar.
         callback: is told what happens; a subclass of `plures.Callback`.
     """
     _, objects = _objects(data, model)
-    return resume_run(Path(folder), say_nothing, callback or _progress(progress, Path(folder).name), workers, objects)
+    told = callback or _progress(progress, Path(folder).name)
+    return resume_run(Path(folder), say_nothing, told, workers, objects, rounds)
 
 
 _OPTIONS = (run.__doc__ or "").partition("        settings: ")[1:]

@@ -15,7 +15,7 @@ from plures.cli.listing import about_method
 from plures.cli.options import n_cores, whole_numbers
 from plures.errors import UsageError, unknown
 from plures.federate.server import RoundLimits
-from plures.runs import simulation
+from plures.runs import simulation, timing
 from plures.runs.adapt import from_counts, from_rows
 from plures.runs.callbacks import Callback, Say
 from plures.runs.config import Config, config_toml, make_config
@@ -28,7 +28,15 @@ from plures.runs.simulation import open_simulation
 from plures.studies import preset as presets
 from plures.studies import reproduce as reproduction
 from plures.studies import tables
-from plures.studies.compare import Comparison, Equal, check_comparison, compare_methods
+from plures.studies.compare import (
+    Comparison,
+    Equal,
+    check_comparison,
+    compare_methods,
+    is_comparison,
+    read_comparison,
+    write_comparison,
+)
 from plures.tree import Params
 
 
@@ -49,6 +57,8 @@ def print_result(result: Result, console: Console, as_json: bool) -> None:
         print(json.dumps(result.summary, indent=2))
         return
     console.print(view.result_table({result.summary["method"]: result}))
+    if line := view.new_clients_line(result.summary):
+        tell(console, line)
     if result.folder is not None:
         tell(console, f"run folder: {result.folder}")
 
@@ -61,6 +71,8 @@ def run(
     scene = make_scene(make_config(values))
     if dry_run:
         tell(console, config_toml(scene.config))
+        for line in (*scene.notes, timing.in_words(timing.try_out(scene), scene.config)):
+            tell(console, line)
         return
     folder = new_folder(scene.config, out)
     progress = view.ProgressReport(console, scene.config.method, folder / "log.txt", quiet)
@@ -85,13 +97,33 @@ def compare(
     config = make_config(values)
     wanted = [config.seed] if seeds is None else whole_numbers("--seeds", seeds)
     if equal not in get_args(Equal):
-        raise unknown("thing to be equal", equal, get_args(Equal))
+        raise unknown("value of --equal", equal, get_args(Equal))
     comparison = Comparison(methods, config, wanted, cast(Equal, equal))
     if dry_run:
-        check_comparison(comparison)
-        tell(console, f"{len(methods)} methods, seeds {wanted}: all can be run")
+        print_dry_comparison(comparison, console)
         return
     folder = _comparison_folder(config, out)
+    write_comparison(folder, comparison)
+    play_comparison(comparison, folder, loggers, latex, as_json, quiet)
+
+
+def print_dry_comparison(comparison: Comparison, console: Console) -> None:
+    """Check every method by a real step, and tell how long it will take."""
+    scenes = check_comparison(comparison)
+    total = 0.0
+    for method, scene in scenes.items():
+        found = timing.try_out(scene)
+        total += found.seconds(scene.config) * len(comparison.seeds)
+        tell(console, f"{method}: {timing.in_words(found, scene.config)}")
+    n = len(comparison.methods)
+    tell(console, f"{n} methods, seeds {comparison.seeds}: all can be run, in about {timing.duration(total)}")
+
+
+def play_comparison(
+    comparison: Comparison, folder: Path, loggers: list[Any], latex: bool, as_json: bool, quiet: bool
+) -> None:
+    """Run or resume a comparison, and write its tables and report."""
+    console = make_console(to_stderr=as_json)
     with view.GrowingTable(console, quiet) as table:
         runs = compare_methods(
             comparison,
@@ -124,10 +156,17 @@ def _comparison_folder(config: Config, out: Path | None) -> Path:
     return new_folder(config.model_copy(update={"method": "compare"}), out)
 
 
-def resume(folder: Path, workers: int | None, as_json: bool, quiet: bool) -> None:
+def resume(folder: Path, rounds: int | None, workers: int | None, as_json: bool, quiet: bool) -> None:
     console = make_console(to_stderr=as_json)
+    if is_comparison(folder):
+        if rounds is not None:
+            raise UsageError(f"{folder} holds a comparison; --rounds is for a single run")
+        play_comparison(read_comparison(folder, workers or n_cores()), folder, [], False, as_json, quiet)
+        return
     progress = view.ProgressReport(console, folder.name, folder / "log.txt" if folder.is_dir() else None, quiet)
-    print_result(simulation.resume(folder, progress.say, progress, workers or n_cores()), console, as_json)
+    print_result(
+        simulation.resume(folder, progress.say, progress, workers or n_cores(), rounds=rounds), console, as_json
+    )
 
 
 def reproduce(
@@ -139,6 +178,7 @@ def reproduce(
     out: Path | None,
     as_json: bool,
     quiet: bool,
+    dry_run: bool,
 ) -> None:
     if scale not in get_args(presets.Scale):
         raise unknown("scale", scale, get_args(presets.Scale))
@@ -149,6 +189,9 @@ def reproduce(
     size = cast(presets.Scale, scale)
     wanted = reproduction.comparison_of(preset, size, data_dir, workers or n_cores(), only)
     console = make_console(to_stderr=as_json)
+    if dry_run:
+        print_dry_comparison(wanted, console)
+        return
     folder = out or Path("runs") / f"{name}-{scale}"
     folder.mkdir(parents=True, exist_ok=True)
     with view.GrowingTable(console, quiet) as table:
@@ -177,6 +220,22 @@ def doctor(values: dict[str, Any]) -> None:
         tell(console, line)
 
 
+def _client_number(client: str, names: tuple[str, ...]) -> int:
+    """A client by its number or its name."""
+    if client in names:
+        return names.index(client)
+    if client.isdigit():
+        return int(client)
+    if names:
+        raise unknown("client", client, names)
+    raise UsageError(f"clients of this run have no names, only numbers; got {client!r}")
+
+
+def _refuse_other_formats(path: Path) -> None:
+    if path.suffix != ".safetensors":
+        raise UsageError(f"models are written as safetensors; name the file {path.stem}.safetensors, got {path.name}")
+
+
 def _write_model(path: Path, model: Params, about: dict[str, str]) -> None:
     content = save({k: v.contiguous() for k, v in model.items()}, metadata={"plures": __version__, **about})
     try:
@@ -185,10 +244,11 @@ def _write_model(path: Path, model: Params, about: dict[str, str]) -> None:
         raise UsageError(f"cannot write {path}: {error.strerror}") from None
 
 
-def export(folder: Path, client: int, out: Path) -> None:
+def export(folder: Path, client: str, out: Path) -> None:
     console = make_console(to_stderr=False)
+    _refuse_other_formats(out)
     with open_simulation(folder, lambda line: tell(console, line)) as opened:
-        model = opened.personal_model(client)
+        model = opened.personal_model(_client_number(client, opened.state.scene.names))
         config, round = opened.state.scene.config, opened.state.round
     _write_model(out, model, {"method": config.method, "model": str(config.model), "client": str(client)})
     n_weights = sum(x.numel() for x in model.values())
@@ -199,6 +259,7 @@ def adapt(
     folder: Path, client_data: Path | None, class_counts: str | None, epochs: int, out: Path, as_json: bool
 ) -> None:
     console = make_console(to_stderr=as_json)
+    _refuse_other_formats(out)
     if (client_data is None) == (class_counts is None):
         raise UsageError("give the new client's rows with --client-data FILE, or their numbers with --class-counts")
     with open_simulation(folder, lambda line: tell(console, line)) as opened:

@@ -7,6 +7,7 @@ from plures.data.batches import batches_per_epoch
 from plures.engine import Engine, cost_of
 from plures.engine.private import why_not_traced
 from plures.files import in_bytes
+from plures.runs import timing
 from plures.runs.describing import first_traffic
 from plures.runs.scene import Scene
 from plures.simulate import memory
@@ -55,7 +56,8 @@ def diagnosis(scene: Scene) -> list[str]:
         f"round      {len(ids)} clients in {len(stacks)} groups, {sum(n_steps)} steps, "
         f"the longest client has {max(n_steps)}"
     )
-    odd = [*scene.split.notes, *_odd_clients(scene, sizes, present)]
+    lines.append(f"time       {timing.in_words(timing.try_out(scene), config)}")
+    odd = [*scene.notes, *_odd_clients(scene, sizes, present)]
     lines += [f"look at    {sentence}" for sentence in odd]
     return lines
 

@@ -1,5 +1,6 @@
 """The command line: what each command takes. What it does is imported when it is called, so that help comes at once."""
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from plures._version import __version__
 from plures.cli import federate, listing
 from plures.cli.options import (
     ConfigFile,
@@ -32,9 +34,24 @@ app = typer.Typer(
     help="Personalized federated learning: every client ends up with a model of its own. After any command, --debug "
     "shows the traceback of an error.",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"plures {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _top(
+    version: Annotated[
+        bool, typer.Option("--version", help="print the version", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
 
 
 def _commands() -> "ModuleType":
@@ -87,9 +104,17 @@ def compare(
 
 
 @app.command()
-def resume(folder: RunFolder, workers: Workers = None, as_json: Json = False, quiet: Quiet = False) -> None:
-    """Resume a run exactly where it stopped."""
-    _commands().resume(folder, workers, as_json, quiet)
+def resume(
+    folder: Annotated[Path, typer.Argument(help="a run folder, or that of a comparison", metavar="RUN")],
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", help="play on until there are so many rounds in all", min=1)
+    ] = None,
+    workers: Workers = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Resume a run, or a comparison, exactly where it stopped."""
+    _commands().resume(folder, rounds, workers, as_json, quiet)
 
 
 @app.command()
@@ -102,9 +127,10 @@ def reproduce(
     out: Annotated[Path | None, typer.Option("--out", help="the folder", show_default="runs/PRESET-SCALE")] = None,
     as_json: Json = False,
     quiet: Quiet = False,
+    dry_run: DryRun = False,
 ) -> None:
     """A paper's table, with the published numbers beside ours. If it was stopped, it is resumed."""
-    _commands().reproduce(preset, scale, only or [], data_dir, workers, out, as_json, quiet)
+    _commands().reproduce(preset, scale, only or [], data_dir, workers, out, as_json, quiet, dry_run)
 
 
 @app.command("list")
@@ -158,7 +184,7 @@ def doctor(
 @app.command()
 def export(
     folder: RunFolder,
-    client: Annotated[int, typer.Option("--client", help="whose model")],
+    client: Annotated[str, typer.Option("--client", help="whose model: the client's number, or its name")],
     out: Annotated[Path, typer.Option("-o", "--out", help="the file to write")] = Path("model.safetensors"),
 ) -> None:
     """The personal model of a client as a safetensors file."""
@@ -202,6 +228,12 @@ def main() -> None:
     sys.exit(call(sys.argv[1:]))
 
 
+def _said_once(message: str) -> str:
+    """A message without a hint that it gives twice."""
+    sentences = re.split(r"(?<=[.?])\s+", message)
+    return " ".join(dict.fromkeys(sentences))
+
+
 def call(arguments: list[str]) -> int:
     """Run the command that these words name, and return its exit code."""
     debug = "--debug" in arguments
@@ -221,7 +253,7 @@ def call(arguments: list[str]) -> int:
         return 130
     except Exception as error:
         if hasattr(error, "exit_code") and hasattr(error, "format_message"):  # a usage error of the parser
-            print(f"plures: {error.format_message()}", file=sys.stderr)
+            print(f"plures: {_said_once(error.format_message())}", file=sys.stderr)
             return 2
         if debug:
             raise

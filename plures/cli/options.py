@@ -4,7 +4,7 @@ import inspect
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
@@ -39,10 +39,18 @@ def with_run_options(command: Command) -> Command:
         field = Config.model_fields[name]
         kinds = (field.annotation, *get_args(field.annotation))
         metavar = "N" if int in kinds else "X" if float in kinds else "WORD"
-        default = "one for each core" if name == "workers" else str(field.default)
+        notes = []
+        if get_origin(field.annotation) is Literal:
+            notes.append(" | ".join(get_args(field.annotation)))
+        elif bool in kinds:
+            notes.append("true | false")
+        if name == "workers":
+            notes.append("default: one for each core")
+        elif field.default is not None:
+            notes.append(f"default: {str(field.default).lower() if bool in kinds else field.default}")
         flag = "--" + name.replace("_", "-")
-        shown = False if field.default is None else default
-        option = typer.Option(flag, metavar=metavar, help=field.description, show_default=shown)
+        text = f"{field.description} ({'; '.join(notes)})" if notes else field.description
+        option = typer.Option(flag, metavar=metavar, help=text, show_default=False)
         hint = Annotated[str | None, option]  # Config reads numbers, so that all mistakes are told in one way
         options.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint))
 

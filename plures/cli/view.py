@@ -32,7 +32,7 @@ class ProgressReport(Callback):
 
     def __init__(self, console: Console, name: str, log: Path | None, quiet: bool) -> None:
         self.console, self.name, self.log, self.quiet = console, name, log, quiet
-        self.began, self.last_line, self.n_bytes, self.first = 0.0, 0.0, 0, 0
+        self.last_line, self.n_bytes, self.first = 0.0, 0, 0
         self.bar: Progress | None = None
 
     def note(self, line: str) -> None:
@@ -46,7 +46,7 @@ class ProgressReport(Callback):
             self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def started(self, state: RunState) -> None:
-        self.began, self.first = time.perf_counter(), state.round
+        self.first = state.round
         self.n_bytes = sum(row.bytes_down + row.bytes_up for row in state.rows)
         config = state.scene.config
         odd = len(state.scene.population.train) - len(state.eligible)
@@ -76,8 +76,7 @@ class ProgressReport(Callback):
         numbers += f"  {in_bytes(self.n_bytes)}"
         if self.bar is not None:
             self.bar.update(self.task, completed=row.round, numbers=numbers)
-        spent = time.perf_counter() - self.began
-        left = spent / max(1, row.round - self.first) * (state.scene.config.rounds - row.round)
+        left = self.seconds_left(state, row)
         line = f"round {row.round}/{state.scene.config.rounds}  {numbers}  {left:.0f} s left"
         now = time.perf_counter()
         if self.bar is None and (
@@ -87,6 +86,11 @@ class ProgressReport(Callback):
             self.say(line)
         else:
             self.note(line)
+
+    def seconds_left(self, state: RunState, row: Round) -> float:
+        """By the median of the last rounds: the first one compiles, and one that is scored takes longer."""
+        recent = [one.train_seconds + one.evaluate_seconds for one in state.rows[self.first :][-10:]]
+        return float(np.median(recent)) * (state.scene.config.rounds - row.round) if recent else 0.0
 
     def ended(self) -> None:
         if self.bar is not None:
@@ -218,6 +222,16 @@ def _table() -> Table:
     for head in ("method", "personal", "worst 5 %", "pooled", "generic", "harmed", "traffic", "seconds"):
         table.add_column(head, justify="left" if head == "method" else "right", no_wrap=True)
     return table
+
+
+def new_clients_line(summary: dict[str, Any]) -> str:
+    """How new clients were served; empty if there were none."""
+    found = summary.get("new_clients")
+    if not found:
+        return ""
+    generic = "" if found["generic"] is None else f" (the generic model: {percent(found['generic'])})"
+    before, after = percent(found["before"]), percent(found["after"])
+    return f"{found['n']} new clients: {before} at once, {after} after {len(found['curve']) - 1} epochs{generic}"
 
 
 def result_table(results: dict[str, Result]) -> Table:

@@ -19,6 +19,7 @@ class Dataset(NamedTuple):
     client: np.ndarray | None  # [row], int64, the client of each row, if the data set has clients of its own
     n_tokens: int = 0  # size of the vocabulary; 0 if x does not hold tokens
     client_names: tuple[str, ...] = ()  # names of these clients 0, 1, ..., if they have any
+    class_names: tuple[str, ...] = ()  # names of the classes 0, 1, ..., if they have any
 
 
 def check(dataset: Dataset) -> None:

@@ -3,6 +3,8 @@
 import csv
 import math
 import os
+from collections.abc import Iterable
+from difflib import get_close_matches
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -40,8 +42,18 @@ def read_npz(name: str, path: Path) -> Dataset:
     return from_arrays(name, read_arrays(path, name, KEYS))
 
 
+def _refuse_misspelled(name: str, given: Iterable[str]) -> None:
+    """An array that is called nearly as one of ours would be left out in silence: refuse it."""
+    others = [key for key in given if key not in KEYS]
+    for key in KEYS:
+        near = get_close_matches(key, others, n=1, cutoff=0.7)
+        if near and key not in given:
+            raise DataError(f"{name} holds an array {near[0]!r}; did you mean {key!r}? Rename it, or leave it out.")
+
+
 def from_arrays(name: str, arrays: dict[str, np.ndarray]) -> Dataset:
     """The data set that these arrays hold, checked."""
+    _refuse_misspelled(name, list(arrays))
     missing = [key for key in ("x", "y") if key not in arrays]
     if missing:
         raise DataError(
@@ -145,6 +157,8 @@ def read_arrays(file: Path | IO[bytes], name: str, keys: tuple[str, ...]) -> dic
         )
     arrays = {}
     with archive:
+        if keys == KEYS:
+            _refuse_misspelled(name, list(archive))
         for key in keys:
             if key not in archive:
                 continue
@@ -206,6 +220,13 @@ def _read_npz_files(name: str, files: list[Path]) -> Dataset:
     return _put_train_first(dataset, np.concatenate(given)) if given else dataset
 
 
+def read_csv_file(name: str, path: Path) -> Dataset:
+    """A single .csv file of numbers and a label, as in a folder of them; its rows have no clients."""
+    dataset = _read_csv_files(name, [path])._replace(client=None, client_names=())
+    check(dataset)
+    return dataset
+
+
 def _read_csv_files(name: str, files: list[Path]) -> Dataset:
     tables = [_read_table(file) for file in files]
     header, n_columns = tables[0].header, len(tables[0].rows[0])
@@ -217,8 +238,8 @@ def _read_csv_files(name: str, files: list[Path]) -> Dataset:
             )
     at = next((header.index(key) for key in ("label", "y") if key in header), n_columns - 1)
     x = [_numbers(file, table, at) for file, table in zip(files, tables, strict=True)]
-    y, n_classes = _labels(files, tables, at)
-    return _join(name, files, x, y)._replace(n_classes=n_classes)
+    y, n_classes, class_names = _labels(files, tables, at)
+    return _join(name, files, x, y)._replace(n_classes=n_classes, class_names=class_names)
 
 
 def read_txt_files(name: str, files: list[Path]) -> Dataset:
@@ -318,8 +339,8 @@ def _numbers(file: Path, table: _Table, label_at: int) -> np.ndarray:
     return numbers.astype(np.float32)
 
 
-def _labels(files: list[Path], tables: list[_Table], label_at: int) -> tuple[list[np.ndarray], int]:
-    """The labels of each file, and the number of classes. Labels that are words are numbered in alphabetical order."""
+def _labels(files: list[Path], tables: list[_Table], label_at: int) -> tuple[list[np.ndarray], int, tuple[str, ...]]:
+    """The labels of each file, the number of classes, and their names. Words are numbered in alphabetical order."""
     words = [[row[label_at].strip() for row in table.rows] for table in tables]
     are_numbers = _is_number(words[0][0])
     for file, table, column in zip(files, tables, words, strict=True):
@@ -336,6 +357,6 @@ def _labels(files: list[Path], tables: list[_Table], label_at: int) -> tuple[lis
                 )
     if are_numbers:
         y = [np.array([int(float(word)) for word in column], np.int64) for column in words]
-        return y, max(int(column.max()) for column in y) + 1
+        return y, max(int(column.max()) for column in y) + 1, ()
     numbers = {word: i for i, word in enumerate(sorted({word for column in words for word in column}))}
-    return [np.array([numbers[word] for word in column], np.int64) for column in words], len(numbers)
+    return [np.array([numbers[word] for word in column], np.int64) for column in words], len(numbers), tuple(numbers)

@@ -19,6 +19,7 @@ from plures.data.readers import (
     csv_rows,
     from_arrays,
     read_arrays,
+    read_csv_file,
     read_folder,
     read_npz,
     read_txt_files,
@@ -63,11 +64,14 @@ def load(name_or_path: str, data_dir: Path | None = None) -> Dataset:
     path = Path(os.path.expanduser(name_or_path))
     if path.suffix == ".npz":
         return read_npz(name_or_path, path)
+    if path.suffix.lower() == ".csv" and path.is_file():
+        return read_csv_file(name_or_path, path)
     if path.is_dir():
         return read_folder(name_or_path, path)
     if path.exists():
         raise DataError(
-            f"{name_or_path} is not an .npz file or a folder. Save the data with numpy.savez(path, x=..., y=...), "
+            f"{name_or_path} is not an .npz or .csv file or a folder. Save the data with "
+            "numpy.savez(path, x=..., y=...), "
             f"make a folder with one .npz, .csv or .txt file per client, or name one of: {', '.join(DATA)}."
         )
     raise unknown("data", name_or_path, [*DATA, *REGISTERED])

@@ -69,6 +69,8 @@ class Apple(Method):
         """How many cores of other clients a client receives."""
         return min(self.models, n_clients - 1)
 
+    depends_on_rounds = True
+
     def init_server(self, task, params, federation):
         n = federation.n_clients
         following = (torch.arange(n)[:, None] + 1 + torch.arange(self.n_sent(n))[None, :]) % n

@@ -119,6 +119,7 @@ class Method:
     schedule: Schedule = Schedule()
 
     sampling: ClassVar[Literal["random", "in turn"]] = "random"  # how the clients of a round are chosen
+    depends_on_rounds: ClassVar[bool] = False  # whether a round is another one in a run of more rounds
     refuses: ClassVar[dict[str, str]] = {}  # add-ons that make no sense around it, and why
     insides: ClassVar[str] = ""  # module:function that draws what is inside its models, for the report
 
@@ -176,6 +177,10 @@ class Method:
     def newcomer(self, task: Task, server: Tree) -> Tree:
         """What a client that has not taken part is sent."""
         return server
+
+    def notes(self, task: Task) -> tuple[str, ...]:
+        """What a user should know before it is run with this model: that it is another method there, and the like."""
+        return ()
 
     def snapshot(self, task: Task, server: Tree) -> dict[str, Tensor]:
         """What a report may show of the server's state over the rounds, by name; small, and read by nothing else."""

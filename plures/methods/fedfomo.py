@@ -58,6 +58,8 @@ class FedFomo(Collected):
         """How many models of other clients a client receives."""
         return min(self.models, n_clients - 1)
 
+    depends_on_rounds = True
+
     def init_server(self, task, params, federation):
         n = federation.n_clients
         return FedFomoServer(tree.repeat(params, n), torch.zeros(n), torch.zeros(n, n), federation.key, torch.tensor(0))

@@ -47,6 +47,8 @@ class FedPHP(Averaged):
     lam: float = setting(0.05, "weight of the discrepancy between features in the loss", least=0, most=1)
     mu_max: float = setting(0.9, "largest weight of past models in the moving average", least=0, most=1)
 
+    depends_on_rounds = True
+
     def init_client(self, task, params):
         return FedPHPClient(params, torch.tensor(0))
 

@@ -58,6 +58,12 @@ class PlguLf(Layerwise, Averaged):
     def init_client(self, task, params):
         return PlguLfClient(params, torch.tensor(0))
 
+    def notes(self, task):
+        n = len(set(layer_scores.scored_layers(task, task.initial, self.score_norm_layers).values()))
+        if self.personal < n:
+            return ()
+        return (f"all {n} layers of the model are personal (personal={self.personal}): clients train alone",)
+
     def score_tensors(self, task, client, received):
         """For every tensor: the score of its layer, and 1 if the layer is personal, else 0."""
         each, layer_of = self.layer_scores(task, client.model, received, client.rounds)

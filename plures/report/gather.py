@@ -37,10 +37,17 @@ class Material(NamedTuple):
 
 def gather_material(given: list[Path]) -> Material:
     """Read the runs, and open those whose methods have something to show of their models."""
-    groups = group_runs([read_record(folder) for folder in find_run_folders(given)])
-    if not groups:
-        raise UsageError("a report needs at least one run folder")
     notes: list[str] = []
+    records, failure = [], UsageError("a report needs at least one run folder")
+    for folder in find_run_folders(given):
+        try:
+            records.append(read_record(folder))
+        except UsageError as error:  # one that has not ended does not stand in the way of the others
+            failure = error
+            notes.append(f"Left out: {error}")
+    if not records:
+        raise failure
+    groups = group_runs(records)
     return Material(groups, gather_splits(groups, notes), gather_insides(groups, notes), notes)
 
 

@@ -78,10 +78,10 @@ def _why_no_summary(folder: Path) -> str:
     if not (folder / "config.toml").exists():
         return f"{folder} has no summary.json: it is not a run folder"
     done = results.read_csv(folder / "rounds.csv")[-1:] if (folder / "rounds.csv").exists() else []
-    at = f"after round {done[0]['round']}" if done else "before its first round"
+    at = f"after round {done[0]['round']}" if done else "before round 1"
     wanted = read_toml(folder / "config.toml").get("rounds")
     return (
-        f"{folder} has no summary.json: its run stands {at} of {wanted} and has not ended; "
+        f"{folder} has no summary.json: its run has not ended (it is {at}, of {wanted}); "
         f"resume it with `plures resume {folder}`, then make the report"
     )
 

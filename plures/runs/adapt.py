@@ -35,6 +35,7 @@ def from_rows(state: RunState, path: Path, epochs: int) -> Adapted:
     data = sources.load(str(path))
     if data.x.shape[1:] != tuple(scene.task.example.shape):
         raise DataError(f"{path}: rows have the shape {data.x.shape[1:]}, the run's {tuple(scene.task.example.shape)}.")
+    data = with_classes_of_run(data, scene.class_names)
     if data.y.ndim != scene.population.y.dim() or data.n_classes > scene.task.n_classes:
         raise DataError(f"{path}: labels go up to {data.y.max()}, the run has {scene.task.n_classes} classes.")
     train, test = own_rows(data, scene.config.seed, scene.config.test_share)
@@ -50,6 +51,18 @@ def from_rows(state: RunState, path: Path, epochs: int) -> Adapted:
     if found is not None:
         summary |= {key: value for key, value in found.to_json().items() if key != "n"}
     return Adapted(adapted_model(work, _message(state), epochs), summary)
+
+
+def with_classes_of_run(data: Dataset, known: tuple[str, ...]) -> Dataset:
+    """The rows with their labels, which are words, numbered as in the run."""
+    if not known or data.class_names == known:
+        return data
+    new = [word for word in data.class_names if word not in known]
+    if new or not data.class_names:
+        got = f"the label {new[0]!r}" if new else "labels that are numbers"
+        raise DataError(f"{data.name} has {got}; the run's labels are {', '.join(known[:20])}.")
+    numbers = np.array([known.index(word) for word in data.class_names])
+    return data._replace(y=numbers[data.y], n_classes=len(known), class_names=known)
 
 
 def own_rows(data: Dataset, seed: int, test_share: float) -> tuple[np.ndarray, np.ndarray]:

@@ -1,5 +1,6 @@
 """Run folders: their names, what a new one holds, and how one is opened again."""
 
+import json
 from pathlib import Path
 
 from plures.data.partition import split_to_json
@@ -49,6 +50,8 @@ def write_start(folder: Path, scene: Scene) -> None:
     """What a run folder holds before its first round: enough to run again."""
     write_text(folder / "config.toml", config_toml(scene.config))
     write_text(folder / "split.json", split_to_json(scene.split))
+    if scene.class_names:
+        write_text(folder / "classes.json", json.dumps(scene.class_names) + "\n")
 
 
 def open_config(folder: Path) -> Config:

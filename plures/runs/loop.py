@@ -4,12 +4,12 @@ Simulation and federation differ in how clients are reached, which is behind `Cl
 """
 
 import json
-import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from plures.engine import Usage
-from plures.errors import Interrupted, RunFailed
+from plures.errors import Interrupted, RunFailed, UsageError
 from plures.files import write_text
 from plures.runs import results
 from plures.runs.callbacks import Callback
@@ -20,13 +20,20 @@ from plures.tree import Tree
 
 
 class Result(NamedTuple):
-    """What a run gives: numbers, and models of runs that leave no folder."""
+    """What a run gives: numbers, and every client's own model."""
 
     summary: dict[str, Any]
     rounds: list[dict[str, Any]]
     clients: list[dict[str, Any]]
-    models: dict[int, Tree]  # each client's own
+    models: Mapping[int, Tree]  # each client's own; of a run with a folder, read from there when they are asked for
     folder: Path | None
+
+    def __repr__(self) -> str:
+        personal = self.summary["personal"]
+        accuracy = "" if personal is None else f"personal {100 * personal['mean']:.2f} %, "
+        where = "" if self.folder is None else f", folder {str(self.folder)!r}"
+        size = f"{len(self.clients)} clients, {len(self.rounds)} rounds"
+        return f"<Result of {self.summary['method']}: {accuracy}{size}{where}>"
 
 
 class Clients(Protocol):
@@ -51,7 +58,7 @@ class Clients(Protocol):
     def results(self, evaluation: Evaluation) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """What the summary says besides what every run's does, and a row for each client."""
 
-    def models(self) -> dict[int, Tree]:
+    def models(self) -> Mapping[int, Tree]:
         """Every client's own model, where it can be had."""
 
     def close(self) -> None:
@@ -60,7 +67,7 @@ class Clients(Protocol):
 
 def play_run(clients: Clients, callback: Callback) -> Result:
     """Play all rounds that are left, evaluate, and write the run folder."""
-    state, began = clients.state, time.perf_counter()
+    state = clients.state
     try:
         telling = _Telling(state, callback)
         with StopRequest(state.say) as request:
@@ -76,13 +83,11 @@ def play_run(clients: Clients, callback: Callback) -> Result:
                 words = f"the state after round {state.round} is in {state.folder}; {clients.how_to_resume}"
                 raise RunFailed(f"{failure}; {words}") from None
         callback.ended()
-        seconds = time.perf_counter() - began
         more, rows = clients.results(evaluation)
-        summary = state.summary(evaluation, clients.usage(), seconds) | more
+        summary = state.summary(evaluation, clients.usage()) | more
         if state.folder is not None:
             write_results(state.folder, summary, rows)
-        models = {} if state.folder is not None else clients.models()
-        return Result(summary, [row.to_json() for row in state.rows], rows, models, state.folder)
+        return Result(summary, [row.to_json() for row in state.rows], rows, clients.models(), state.folder)
     finally:
         callback.ended()
         clients.close()
@@ -149,3 +154,14 @@ def write_results(folder: Path, summary: dict[str, Any], rows: list[dict[str, An
     """What a run folder has when the run has ended."""
     results.write_clients(folder, rows)
     write_text(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+
+
+def read_result(folder: Path) -> Result:
+    """The numbers of a run that has ended, from its folder."""
+    try:
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"{folder} has no summary.json: is it a run folder, and has the run ended?") from None
+    return Result(
+        summary, results.read_csv(folder / "rounds.csv"), results.read_csv(folder / "clients.csv"), {}, folder
+    )

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -22,6 +23,7 @@ from plures.simulate import attack, ray
 from plures.simulate.evaluate import affordable_pool
 from plures.simulate.work import Work
 
+LARGE_COLUMN = 10.0  # mean or standard deviation of a column beyond which a user is warned
 GIVEN = "object:"  # begins the name of data or of a model that was given as an object, from Python
 
 
@@ -36,6 +38,8 @@ class Scene(NamedTuple):
     names: tuple[str, ...] = ()  # of the clients, if the data has names for them
     new_clients: Population | None = None  # held out of training; their ids follow the others'
     attackers: tuple[int, ...] = ()
+    class_names: tuple[str, ...] = ()  # of the classes, if the data has names for them
+    notes: tuple[str, ...] = ()  # what a user should know of data, split and method before they are run
 
     def work(self, initial: Any) -> Work:
         """What the jobs of this run are done with; `initial` is the state of a client that has not taken part."""
@@ -101,7 +105,8 @@ def make_scene(config: Config, split_file: Path | None = None, objects: Objects 
             config = config.model_copy(update={"pool_rows": affordable_pool(len(population.train), task)})
         population = population.with_pool(config.pool_rows or 0)
     names = partition.names_of_clients(data, split)
-    return Scene(config, method, task, population, split, names, new_clients, attackers)
+    notes = (*split.notes, *unscaled_columns(data), *method.notes(task))
+    return Scene(config, method, task, population, split, names, new_clients, attackers, data.class_names, notes)
 
 
 def as_configured(population: Population, config: Config) -> Population:
@@ -129,6 +134,22 @@ def _split(config: Config, data: Dataset, split_file: Path | None) -> partition.
         data, str(config.partition), config.clients, config.seed, config.test_share, config.share, config.min_rows
     )
     return partition.move_new_last(split, config.new_clients, config.seed)
+
+
+def unscaled_columns(data: Dataset) -> tuple[str, ...]:
+    """A warning where rows are columns of numbers of very different size: nets learn little from them."""
+    if data.n_tokens or data.x.ndim != 2:
+        return ()
+    x = data.x[: data.n_train]
+    size = np.maximum(np.abs(x.mean(0)), x.std(0))
+    wide = np.flatnonzero(size > LARGE_COLUMN)
+    if not len(wide):
+        return ()
+    at = int(wide[np.argmax(size[wide])])
+    return (
+        f"{len(wide)} of {x.shape[1]} columns hold large numbers (column {at}: mean {x[:, at].mean():.4g}, standard "
+        f"deviation {x[:, at].std():.4g}); scale each to mean 0 and standard deviation 1, or models may learn nothing",
+    )
 
 
 def _as_float(x: Tensor, config: Config) -> Tensor:

@@ -1,7 +1,7 @@
 """Simulation: a run whose clients are simulated here."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,14 @@ import torch
 from plures import tree
 from plures.engine import Usage
 from plures.errors import RunFailed, UsageError
+from plures.files import write_text
 from plures.methods.messages import Message
 from plures.runs import results
 from plures.runs.callbacks import Callback, Callbacks, Say, say_nothing
-from plures.runs.config import Config
+from plures.runs.config import Config, config_toml
 from plures.runs.folders import open_config, open_scene, write_start
-from plures.runs.loop import Result, play_run
-from plures.runs.scene import Objects, Scene, make_scene
+from plures.runs.loop import Result, play_run, read_result
+from plures.runs.scene import Objects, Scene, make_scene, method_of
 from plures.runs.snapshots import Snapshots
 from plures.runs.state import Answers, RunState
 from plures.simulate import attack
@@ -136,7 +137,9 @@ class Simulation:
 
     # Models
 
-    def models(self) -> dict[int, Tree]:
+    def models(self) -> Mapping[int, Tree]:
+        if self.state.folder is not None:
+            return ModelsOfFolder(self.state.folder, self.state.scene, self.state.eligible)
         return {i: self.personal_model(i) for i in self.state.eligible}
 
     def personal_model(self, client: int) -> Tree:
@@ -149,6 +152,28 @@ class Simulation:
             shards = scene.population.shards([client], "train", "personalize", state.round)
             states = state.store.rows(torch.tensor([client]))
             return tree.row(one_by_one(personal_function(scene.method, scene.task), message, states, shards), 0)
+
+
+class ModelsOfFolder(Mapping[int, Tree]):
+    """The personal models of a run that left a folder: opened when the first of them is asked for."""
+
+    def __init__(self, folder: Path, scene: Scene, clients: list[int]) -> None:
+        self._folder, self._scene, self._clients = folder, scene, clients
+        self._models: dict[int, Tree] = {}
+
+    def __getitem__(self, client: int) -> Tree:
+        if client not in self._models:
+            if client not in self._clients:
+                raise KeyError(client)
+            with open_simulation(self._folder, scene=self._scene) as simulation:
+                self._models = {i: simulation.personal_model(i) for i in self._clients}
+        return self._models[client]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._clients)
+
+    def __len__(self) -> int:
+        return len(self._clients)
 
 
 def workers_of(config: Config) -> Callable[[Work, Tables, Message], Workers]:
@@ -184,7 +209,7 @@ def start(scene: Scene, folder: Path | None, say: Say = say_nothing, callback: C
     """A new run; with a folder, it first writes down what it is made of."""
     if folder is not None:
         write_start(folder, scene)
-    for note in scene.split.notes:
+    for note in scene.notes:
         say(note)
     return simulate(scene, folder, say, callback)
 
@@ -195,21 +220,42 @@ def resume(
     callback: Callback = Callback(),  # noqa: B008
     workers: int | None = None,
     objects: Objects = Objects(),  # noqa: B008
+    rounds: int | None = None,
 ) -> Result:
-    """Resume a run that stopped, from its newest whole checkpoint."""
+    """Resume a run that stopped, from its newest whole checkpoint; with `rounds`, play on until there are so many."""
+    if rounds is not None:
+        extend(folder, rounds)
+    if (folder / "summary.json").exists():
+        say(f"the run in {folder} has ended; --rounds N plays on")
+        return read_result(folder)
     scene = open_scene(folder, objects)
     if workers is not None:
         scene = scene._replace(config=scene.config.model_copy(update={"workers": workers}))
     return simulate(scene, folder, say, callback, resume=True)
 
 
-@contextmanager
-def open_simulation(folder: Path, say: Say = say_nothing) -> Iterator[Simulation]:
-    """The run of a folder at its newest checkpoint, to look at."""
+def extend(folder: Path, rounds: int) -> None:
+    """Let a run have more rounds than it was to have: as if it had been started with so many."""
     config = open_config(folder)
+    if rounds < config.rounds:
+        raise UsageError(f"the run in {folder} has {config.rounds} rounds already; --rounds must be more than that")
+    if config.schedule == "cosine":
+        raise UsageError("with schedule cosine the learning rate depends on the number of rounds; start a new run")
+    if method_of(config).depends_on_rounds:
+        raise UsageError(f"{config.method} plans its steps by the number of rounds; start a new run of {rounds} rounds")
+    if rounds > config.rounds:
+        write_text(folder / "config.toml", config_toml(config.model_copy(update={"rounds": rounds})))
+        (folder / "summary.json").unlink(missing_ok=True)
+
+
+@contextmanager
+def open_simulation(folder: Path, say: Say = say_nothing, scene: Scene | None = None) -> Iterator[Simulation]:
+    """The run of a folder at its newest checkpoint, to look at; without a scene, it is read from the folder."""
+    config = open_config(folder) if scene is None else scene.config
     here = config.model_copy(update={"executor": config.style, "workers": 1})
+    scene = make_scene(here, folder / "split.json") if scene is None else scene._replace(config=here)
     with one_thread():
-        simulation = Simulation(make_scene(here, folder / "split.json"), folder, say)
+        simulation = Simulation(scene, folder, say)
         try:
             simulation.state.load()
             yield simulation

@@ -60,6 +60,7 @@ class RunState:
         self.rows: list[Round] = []
         self.refused = 0
         self.usage = Usage()  # before this process
+        self.earlier, self.began = 0.0, time.perf_counter()  # seconds of the run before this process; when it began
         self.n_cohort = len(self.cohort())
         self.shapes: Shapes = shapes_of(method, task, self.sizes)
         memory.refuse_too_large(memory.forecast(self.shapes, len(self.sizes), self.n_cohort))
@@ -154,14 +155,19 @@ class RunState:
 
     # What is told in the end
 
-    def summary(self, evaluation: Evaluation, usage: Usage, seconds: float) -> dict[str, Any]:
+    @property
+    def seconds(self) -> float:
+        """What the run has taken so far, in all processes that had it."""
+        return self.earlier + time.perf_counter() - self.began
+
+    def summary(self, evaluation: Evaluation, usage: Usage) -> dict[str, Any]:
         """The numbers of summary.json that every run has."""
         config = self.scene.config
         summary = results.summary(self.rows, evaluation, config, self.scene.method.personal_model_name)
         summary |= {
             "bytes": summary["bytes"] | self._traffic_by_group(),
             "flops": sum(row.flops for row in self.rows),
-            "seconds": results.seconds(self.rows, evaluation, seconds),
+            "seconds": results.seconds(self.rows, evaluation, self.seconds),
             "peak_rss_mb": peak_rss_mb(),
             "refused_updates": self.refused,
             "engine": self.usage.plus(usage).to_json(),
@@ -189,6 +195,8 @@ class RunState:
         return {
             "plures": __version__,
             "config": self.scene.config.identity(),
+            "of_rounds": self.scene.config.rounds,
+            "seconds": self.seconds,
             "refused": self.refused,
             "engine": self.usage.plus(usage),
             "rows": [row.to_json() for row in self.rows],
@@ -209,12 +217,15 @@ class RunState:
             self.say(sentence)
         if found is None:
             return {}
-        if found.manifest["config"] != self.scene.config.identity():
+        of_rounds = found.manifest.get("of_rounds", self.scene.config.rounds)  # it may have been given more since
+        before = self.scene.config.model_copy(update={"rounds": of_rounds})
+        if found.manifest["config"] != before.identity():
             raise UsageError(f"the checkpoint in {self.folder} is from another config than its config.toml")
         self.server = checkpoint.restore(self.server, found.server)
         checkpoint.restore_rows(self.store, found)
         self.round, self.refused = found.manifest["round"], found.manifest["refused"]
         self.usage = Usage(*found.manifest.get("engine", ()))
+        self.earlier, self.began = found.manifest.get("seconds", 0.0), time.perf_counter()
         self.rows = [Round.from_json(row) for row in found.manifest["rows"]]
         return found.manifest
 

@@ -14,20 +14,21 @@ import numpy as np
 
 from plures.data.partition import split_to_json
 from plures.errors import UsageError, unknown
-from plures.files import write_text
+from plures.files import read_toml, to_toml, write_text
 from plures.methods.spec import make_method, setting_fields
 from plures.runs import results
 from plures.runs.callbacks import Callback, Say
-from plures.runs.config import HOW_IT_IS_RUN, Config
+from plures.runs.config import HOW_IT_IS_RUN, Config, make_config
 from plures.runs.folders import folder_name, read_config
-from plures.runs.loop import Result
-from plures.runs.scene import Objects, Scene, load_data, make_scene
+from plures.runs.loop import Result, read_result
+from plures.runs.scene import GIVEN, Objects, Scene, load_data, make_scene
 from plures.runs.simulation import resume, start
 from plures.simulate import ray
 
 Equal = Literal["rounds", "bytes", "seconds", "flops"]
 REFERENCES = ("local", "fedavg")  # what clients gain over them is told when they are among the methods
 PROBE_ROUNDS = 3  # FedALA's long first stage is in the second round
+COMPARISON = "comparison.toml"
 MOST = 100  # times the rounds of the first method that another one may have
 
 
@@ -65,37 +66,41 @@ def compare_methods(
     done: Callable[[str, int, Result], None] = lambda method, seed, result: None,
 ) -> Runs:
     """A run for each method and seed."""
-    objects = check_comparison(wanted)
+    given, wanted = wanted.objects, with_data(wanted)
+    check_comparison(wanted)
     runs, config = Runs(), wanted.config
     with ray.cluster(config.address, config.workers) if config.executor == "ray" else nullcontext():
         for seed in wanted.seeds:
             for method in wanted.methods:
-                scene = _scene(wanted, method, seed, objects)
-                if runs:  # what the split leaves out has been said
-                    scene = scene._replace(split=scene.split._replace(notes=()))
+                scene = _scene(wanted, method, seed)
+                if runs:  # what there is to say of data and split has been said
+                    scene = scene._replace(notes=scene.method.notes(scene.task))
                 first = runs.get((wanted.methods[0], seed))
                 if wanted.equal != "rounds" and first is not None:
-                    scene = _scene(wanted, method, seed, objects, affordable(scene, first, wanted.equal))
+                    scene = _scene(wanted, method, seed, affordable(scene, first, wanted.equal))
                 folder = None
                 if out is not None:
                     folder = (out if len(wanted.seeds) == 1 else out / f"seed-{seed}") / folder_name(method)
-                runs[method, seed] = _result(scene, folder, say, callback_of(method, seed, folder), wanted.objects)
+                runs[method, seed] = _result(scene, folder, say, callback_of(method, seed, folder), given)
                 _add_gains(runs, seed)
                 done(method, seed, runs[method, seed])
     return runs
 
 
-def check_comparison(wanted: Comparison) -> Objects:
-    """Raise what is wrong with any of the methods, before the first one runs; returns the data, read once for all."""
+def check_comparison(wanted: Comparison) -> dict[str, Scene]:
+    """Raise what is wrong with any of the methods, before the first one runs; returns the scene of each."""
+    wanted = with_data(wanted)
+    return {method: _scene(wanted, method, wanted.seeds[0]) for method in wanted.methods}
+
+
+def with_data(wanted: Comparison) -> Comparison:
+    """A comparison with its data, read once for all its methods."""
     if len(set(wanted.methods)) < len(wanted.methods):
         raise UsageError(f"a method is named twice: {' '.join(wanted.methods)}")
-    objects = wanted.objects
-    if objects.data is None:
-        objects = objects._replace(data=load_data(wanted.config))
     _check_settings(wanted)
-    for method in wanted.methods:
-        _scene(wanted, method, wanted.seeds[0], objects)
-    return objects
+    if wanted.objects.data is not None:
+        return wanted
+    return wanted._replace(objects=wanted.objects._replace(data=load_data(wanted.config)))
 
 
 def _check_settings(wanted: Comparison) -> None:
@@ -107,12 +112,12 @@ def _check_settings(wanted: Comparison) -> None:
             raise unknown(f"setting of {', '.join(wanted.methods)}", key, known)
 
 
-def _scene(wanted: Comparison, method: str, seed: int, objects: Objects, rounds: int | None = None) -> Scene:
+def _scene(wanted: Comparison, method: str, seed: int, rounds: int | None = None) -> Scene:
     known = setting_fields(make_method(method, {}, wanted.config.solver()))
     own = {key: value for key, value in wanted.config.settings.items() if key in known}
     changes: dict[str, Any] = {"method": method, "seed": seed, "settings": own}
     changes |= {} if rounds is None else {"rounds": rounds}
-    return make_scene(wanted.config.model_copy(update=changes), objects=objects)
+    return make_scene(wanted.config.model_copy(update=changes), objects=wanted.objects)
 
 
 def _result(scene: Scene, folder: Path | None, say: Say, callback: Callback, objects: Objects) -> Result:
@@ -141,15 +146,28 @@ def _differences(folder: Path, scene: Scene) -> list[str]:
     return found
 
 
-def read_result(folder: Path) -> Result:
-    """The numbers of a run that has ended, from its folder."""
-    try:
-        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UsageError(f"{folder} has no summary.json: is it a run folder, and has the run ended?") from None
-    return Result(
-        summary, results.read_csv(folder / "rounds.csv"), results.read_csv(folder / "clients.csv"), {}, folder
-    )
+# A comparison as a folder that can be resumed
+
+
+def write_comparison(folder: Path, wanted: Comparison) -> None:
+    """Write down what is compared, if it is not there yet."""
+    if not (folder / COMPARISON).exists():
+        about = {"methods": wanted.methods, "seeds": wanted.seeds, "equal": wanted.equal}
+        write_text(folder / COMPARISON, to_toml(about | {"config": wanted.config.model_dump(exclude_none=True)}))
+
+
+def is_comparison(folder: Path) -> bool:
+    """Whether a folder holds a comparison that can be resumed."""
+    return (folder / COMPARISON).exists()
+
+
+def read_comparison(folder: Path, workers: int) -> Comparison:
+    """What is compared in a folder."""
+    about = read_toml(folder / COMPARISON)
+    config = make_config(about["config"] | {"workers": workers})
+    if config.data.startswith(GIVEN) or str(config.model).startswith(GIVEN):
+        raise UsageError(f"{folder} was given data or a model as an object, from Python: call plures.compare again")
+    return Comparison(about["methods"], config, about["seeds"], about["equal"])
 
 
 # The same cost for all

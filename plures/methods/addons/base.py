@@ -49,6 +49,10 @@ class Addon(Method):
         return dataclasses.replace(self, solver=solver, host=self.host.with_solver(solver))
 
     @property
+    def depends_on_rounds(self):
+        return self.host.depends_on_rounds
+
+    @property
     def sampling(self):
         return self.host.sampling
 
@@ -79,6 +83,9 @@ class Addon(Method):
 
     def newcomer(self, task, server):
         return self.host.newcomer(task, server)
+
+    def notes(self, task):
+        return self.host.notes(task)
 
     def snapshot(self, task, server):
         return self.host.snapshot(task, server)

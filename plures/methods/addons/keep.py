@@ -48,6 +48,11 @@ class KeepLocal(Addon):
         parts = [PRIVATE[part] for part in self.private.split("/")]
         return lambda name: any(belongs(task, name) for belongs in parts)
 
+    def notes(self, task):
+        if any(map(self.is_private(task), task.initial)):
+            return self.host.notes(task)
+        return (f"the model has no part that is private={self.private}: this is {self.host.title}",)
+
     def shared(self, task, params):
         return tree.drop(self.host.shared(task, params), self.is_private(task))
 

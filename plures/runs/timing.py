@@ -1,0 +1,84 @@
+"""Timing: a few real steps before a run, to see that it can be run and how long it will take."""
+
+import time
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from plures.data.batches import batches_per_epoch
+from plures.runs.callbacks import say_nothing
+from plures.runs.config import Config
+from plures.runs.scene import Scene
+from plures.runs.simulation import Simulation
+from plures.simulate.workers import one_thread
+
+BATCHES = 3  # of each client, in a round that is tried
+TEST_ROWS = 64  # of each client
+ROUNDS = 3  # that are tried; the first compiles, and FedALA's second has its long first stage
+
+
+class TryOut(NamedTuple):
+    """What a run will take, from a few steps of it."""
+
+    start: float  # seconds until the first round
+    round: float  # seconds of a round
+    evaluation: float  # seconds of an evaluation
+
+    def seconds(self, config: Config) -> float:
+        """Of the whole run."""
+        n_evaluations = 1 if config.eval_every == 0 else max(1, config.rounds // config.eval_every)
+        return self.start + config.rounds * self.round + n_evaluations * self.evaluation
+
+
+def try_out(scene: Scene) -> TryOut:
+    """Play some rounds on a few rows of each client. Raises what the run would raise."""
+    population, config = scene.population, scene.config
+    few = population._replace(
+        train=[rows[: BATCHES * config.batch] for rows in population.train],
+        test=[rows[:TEST_ROWS] for rows in population.test],
+        validation=[rows[:TEST_ROWS] for rows in population.validation],
+        pool=np.zeros(0, np.int64),
+    )
+    began = time.perf_counter()
+    with one_thread():
+        simulation = Simulation(scene._replace(population=few, new_clients=None), None, say_nothing)
+        try:
+            start = time.perf_counter() - began
+            for _ in range(ROUNDS):
+                began = time.perf_counter()
+                simulation.play_round()
+                of_round = time.perf_counter() - began
+            began = time.perf_counter()
+            with torch.no_grad():
+                simulation.evaluate()
+            of_evaluation = time.perf_counter() - began
+        finally:
+            simulation.close()
+
+    def steps(train: list[np.ndarray]) -> int:
+        sizes = np.array([len(rows) for rows in train])
+        return max(1, int(batches_per_epoch(sizes, config.batch, population.smallest, population.last_batch).sum()))
+
+    def n_rows(test: list[np.ndarray]) -> int:
+        return max(1, sum(map(len, test)))
+
+    longer = 1.0 if config.steps is not None else steps(population.train) / steps(few.train)
+    return TryOut(start, longer * of_round, n_rows(population.test) / n_rows(few.test) * of_evaluation)
+
+
+def in_words(found: TryOut, config: Config) -> str:
+    """A sentence about it."""
+    return (
+        f"a few steps were tried: a round takes about {duration(found.round)}, an evaluation about "
+        f"{duration(found.evaluation)}, all {config.rounds} rounds about {duration(found.seconds(config))}"
+    )
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words, roughly."""
+    if seconds < 1:
+        return f"{1000 * seconds:.0f} ms"
+    if seconds < 120:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:.1f} hours"
