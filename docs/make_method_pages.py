@@ -458,7 +458,7 @@ def accuracies(state: RunState, method: Method | None = None) -> np.ndarray:
     message = method.serve(scene.task, state.server, torch.tensor(ids))
     shards = [scene.population.shards(ids, part, "figure", state.round) for part in ("train", "test")]
     states = state.store.rows(torch.tensor(ids))
-    found = run_group("vectorised", score_function(method, scene.task), message, states, *shards)
+    found = run_group("vectorised", score_function(method, scene.task, []), message, states, *shards)
     return (100 * found["hits"] / found["n"]).numpy()
 
 

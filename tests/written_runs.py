@@ -57,7 +57,7 @@ def write_run(
     ]
     sizes = sizes or tuple(10 + k for k in range(len(accuracies)))
     clients = [
-        {"client": k, "name": "", "n_train": sizes[k], "personal_accuracy": "" if a is None else a}
+        {"client": k, "name": "", "n_train": sizes[k], "n_test": 100, "personal_accuracy": "" if a is None else a}
         for k, a in enumerate(accuracies)
     ]
     for name, rows in (("rounds.csv", rounds), ("clients.csv", clients)):

@@ -167,7 +167,7 @@ class _Row(ProgressReport):
 def comparison_table(found: list[Line]) -> Table:
     """One row for each method, over its seeds."""
     table = Table(box=box.SIMPLE, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False)
-    heads = ["method", *found[0].spreads, "harmed", "traffic", "FLOPs", "seconds", "p"]
+    heads = ["method", *found[0].spreads, "harmed", "traffic", "FLOPs", "seconds", "p", "p, Holm"]
     for head in heads:
         table.add_column(head, justify="left" if head == "method" else "right", no_wrap=True)
     for line in found:
@@ -179,8 +179,13 @@ def comparison_table(found: list[Line]) -> Table:
             f"{line.flops:.1e}",
             f"{line.seconds:.1f}",
             "" if line.p is None else f"{line.p:.2g}",
+            "" if line.p_holm is None else f"{line.p_holm:.2g}",
         )
-    table.caption = "accuracies in %; p: that clients' accuracies differ from the first method's by chance alone"
+    table.caption = (
+        "accuracies in %; harmed: clients that lose more than one test row, and more than a point, against training "
+        f"alone; p: how likely such a difference to {found[0].method} would be by chance (signs of the clients' "
+        "differences flipped), and corrected for the number of methods (Holm)"
+    )
     return table
 
 

@@ -127,7 +127,7 @@ def draw_harmed(found: list[Against]) -> Figure | None:
             "alone %{x:.1f} %, here %{y:.1f} %<br>%{customdata[3]:+.1f} points<extra></extra>",
         )
         figure.add_annotation(
-            text=f"<b>{one.harmed} of {len(one.points)}</b> do worse than alone",
+            text=f"<b>{one.harmed} of {len(one.points)}</b> are harmed",
             xref="paper",
             yref="paper",
             x=0,

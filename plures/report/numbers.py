@@ -8,6 +8,7 @@ import numpy as np
 
 from plures.report.records import Group, RunRecord, find_twins
 from plures.runs import results
+from plures.runs.results import are_harmed
 from plures.studies import stats
 
 MOST_POINTS = 400  # of a curve; more cannot be told apart
@@ -65,12 +66,13 @@ class Point(NamedTuple):
     seed: int
     client: str
     n_train: int
+    n_test: int
     local: float
     own: float
 
     @property
     def is_harmed(self) -> bool:
-        return self.own < self.local - 1e-12
+        return bool(are_harmed(np.array(self.own), np.array(self.local), np.array(self.n_test)))
 
 
 class Against(NamedTuple):
@@ -105,7 +107,14 @@ def _points(run: RunRecord, runs: list[RunRecord]) -> list[Point]:
     else:
         alone = {row["client"]: to_number(row.get("local_accuracy")) for row in find_scored(run)}
     return [
-        Point(run.seed, name_of(row), int(row["n_train"]), alone[row["client"]], to_number(row["personal_accuracy"]))
+        Point(
+            run.seed,
+            name_of(row),
+            int(row["n_train"]),
+            int(row["n_test"]),
+            alone[row["client"]],
+            to_number(row["personal_accuracy"]),
+        )
         for row in find_scored(run)
         if not math.isnan(alone.get(row["client"], math.nan))
     ]

@@ -122,7 +122,13 @@ def tabulate_results(groups: list[Group]) -> list[Column]:
         harmed.append(summarise(counts) if points else None)
     columns = [
         *[one.make(groups) for one in QUALITY],
-        make_column("harmed", "clients that do worse than with training alone", harmed, _in_few, min),
+        make_column(
+            "harmed",
+            "clients that lose more than a test row, and a point, to training alone",
+            harmed,
+            _in_few,
+            min,
+        ),
         REWEIGHTED.make(groups),
     ]
     return [column for column in columns if column is not None]

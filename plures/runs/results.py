@@ -146,7 +146,15 @@ def to_target(rounds: list[Round], target: float) -> dict[str, Any] | None:
     return None
 
 
-def gains(own: np.ndarray, others: np.ndarray) -> dict[str, float]:
+HARM = 0.01  # accuracy that a client must lose, at least, to be called harmed
+
+
+def are_harmed(own: np.ndarray, others: np.ndarray, n_test: np.ndarray) -> np.ndarray:
+    """Which clients lose more than one of their test rows, and more than a point, against another model of theirs."""
+    return others - own > np.maximum(HARM, 1 / np.maximum(n_test, 1)) + 1e-9
+
+
+def gains(own: np.ndarray, others: np.ndarray, n_test: np.ndarray) -> dict[str, float]:
     """What each client gains over its model of another method: mean, share that gains, lowest decile, harmed."""
     gain = own - others
     worst = np.sort(gain)[: math.ceil(0.1 * len(gain) - 1e-9)]
@@ -154,7 +162,8 @@ def gains(own: np.ndarray, others: np.ndarray) -> dict[str, float]:
         "mean": float(gain.mean()),
         "share_gaining": float((gain > 1e-12).mean()),
         "lowest_decile": float(worst.mean()),
-        "harmed": int((gain < -1e-12).sum()),
+        "harmed": int(are_harmed(own, others, n_test).sum()),
+        "below": int((gain < -1e-12).sum()),
     }
 
 
@@ -316,7 +325,7 @@ def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
     write_text(path, _csv(list(rows[0]), rows, header=True))
 
 
-TEXTS = ("name", "role")  # columns that are not numbers, whatever stands in them
+TEXTS = ("name", "role", "method", "other")  # columns that are not numbers, whatever stands in them
 
 
 def read_csv(path: Path) -> list[dict[str, Any]]:

@@ -167,6 +167,7 @@ class RunState:
         summary |= {
             "bytes": summary["bytes"] | self._traffic_by_group(),
             "flops": sum(row.flops for row in self.rows),
+            "personal_flops": evaluation.personal_flops,
             "seconds": results.seconds(self.rows, evaluation, self.seconds),
             "peak_rss_mb": peak_rss_mb(),
             "refused_updates": self.refused,

@@ -42,6 +42,7 @@ class Evaluation(NamedTuple):
     seconds: float
     validation: Sums | None = None  # of the clients that have rows kept apart
     pool: Pool | None = None
+    personal_flops: int | None = None  # of making all personal models once; None where that is not known
 
 
 class Evaluator(NamedTuple):
@@ -61,7 +62,9 @@ class Evaluator(NamedTuple):
         began = time.perf_counter()
         method, task, population, *_ = self.executor.work
         with torch.no_grad():
+            before = self.executor.personal_flops
             personal = _add_up(self._score(server, round, self.scored, "test"))
+            personal_flops = self.executor.personal_flops - before
             validation = None
             if population.validation:
                 have_rows = [i for i in self.scored if len(population.validation[i])]
@@ -78,7 +81,8 @@ class Evaluator(NamedTuple):
             pool = None
             if with_pool and len(population.pool) and self.scored:
                 pool = self._on_pool(server, round, generic_model)
-        return Evaluation(self.scored, personal, generic, time.perf_counter() - began, validation, pool)
+        seconds = time.perf_counter() - began
+        return Evaluation(self.scored, personal, generic, seconds, validation, pool, personal_flops)
 
     def _is_one_for_all(self, server: Tree, generic_model: Params | None) -> bool:
         """Whether every client's personal model is the generic one: then it need not be scored twice."""

@@ -51,6 +51,7 @@ class Executor:
         self._trained_bytes = tree.n_bytes((shapes.kept, shapes.upload, shapes.metrics))
         self._tables = Tables(shapes, work.task.initial, work.population.n_classes, store, capacity)
         self.usage = Usage()
+        self.personal_flops = 0  # of making the personal models that were scored
         warm_up(work, message)
         # Last: forked workers share the tables, and inherit the compiled step.
         self._workers = make_workers(work, self._tables, message)
@@ -74,7 +75,8 @@ class Executor:
     ) -> dict[str, Tensor]:
         """Hits, loss and number of rows of each client's personal model; `is_fresh`, as `train` has just left it."""
         self._tables.deliver(message, len(ids))
-        self._score("score", round, isinstance(message, Each), ids, rows, is_fresh)
+        n_groups = self._score("score", round, isinstance(message, Each), ids, rows, is_fresh)
+        self.personal_flops += int(self._tables.first("personal flops", n_groups).sum())
         return tree.map(Tensor.clone, self._tables.first("scores", len(ids)))
 
     def score_classes(self, round: int, message: Message, ids: list[int], is_fresh: bool = False) -> Tensor:
@@ -97,14 +99,14 @@ class Executor:
         n_groups = self._run("sum", round, isinstance(message, Each), ids, self._n_steps(ids), cost)
         return tree.map(lambda x: x.sum(0), self._tables.first("sums", n_groups))
 
-    def _score(self, kind: Kind, round: int, is_each: bool, ids: list[int], rows: Rows, is_fresh: bool) -> None:
+    def _score(self, kind: Kind, round: int, is_each: bool, ids: list[int], rows: Rows, is_fresh: bool) -> int:
         task, population = self.work.task, self.work.population
         eighths = [len(population.rows_of(i, rows)) * EIGHTHS // TEST_BATCH + 1 for i in ids]
         width = min(TEST_BATCH, TEST_BATCH // EIGHTHS * int(np.median(eighths)))
         bytes_each = 2 * tree.n_bytes(task.initial) + 2 * TEST_BATCH * task.row_bytes
         step, overhead, most = cost_of(task.size, width, 1, bytes_each)
         cost = Cost(step * (TEST_BATCH // EIGHTHS) / width, overhead / EIGHTHS, most)
-        self._run(kind, round, is_each, ids, eighths, cost, rows, is_fresh)
+        return self._run(kind, round, is_each, ids, eighths, cost, rows, is_fresh)
 
     def _n_steps(self, ids: list[int]) -> list[int]:
         solver, population = self.work.method.solver, self.work.population

@@ -12,7 +12,7 @@ from plures.simulate.shapes import Shapes
 from plures.simulate.work import Job
 from plures.tree import Params, Tree
 
-BY_GROUP = ("flops", "sums")  # tables with a row for each group; the others have one for each client of the cohort
+BY_GROUP = ("flops", "personal flops", "sums")  # tables with a row for each group; the others, for each client
 
 
 class Tables:
@@ -26,6 +26,7 @@ class Tables:
         self.results: dict[str, Any] = {
             "trained": table((shapes.kept, shapes.upload, shapes.metrics), capacity),
             "flops": table(torch.zeros((), dtype=torch.int64), capacity),
+            "personal flops": table(torch.zeros((), dtype=torch.int64), capacity),
             "classes": table(torch.zeros(n_classes), capacity),
             "scores": table({name: torch.zeros(()) for name in ("hits", "loss", "n")}, capacity),
             "sums": table(model, capacity),

@@ -76,7 +76,9 @@ def _train(work: Work, job: Job, message: Message, clients: Tree) -> dict[str, T
 def _score(work: Work, job: Job, message: Message, clients: Tree) -> dict[str, Tree]:
     shards = work.population.shards(job.ids, "train", "personalize", job.round)
     tests = work.population.shards(job.ids, job.rows, "test", 0)
-    return {"scores": work.run(score_function(work.method, work.task), message, clients, shards, tests)}
+    spent: list[int] = []
+    scores = work.run(score_function(work.method, work.task, spent), message, clients, shards, tests)
+    return {"scores": scores, "personal flops": torch.tensor([sum(spent)])}
 
 
 def _score_classes(work: Work, job: Job, message: Message, clients: Tree) -> dict[str, Tree]:
@@ -127,11 +129,14 @@ def personal_function(method: Method, task: Task) -> ClientFunction:
     return personalize
 
 
-def score_function(method: Method, task: Task) -> ClientFunction:
-    """Hits and loss of the personal model on the client's test rows."""
+def score_function(method: Method, task: Task, spent: list[int]) -> ClientFunction:
+    """Hits and loss of the personal model on the client's test rows; what making it costs is added to `spent`."""
 
     def score(received: Tree, client: Tree, train: Shard, test: Shard) -> Tree:
-        return score_model(method, task, method.personalize(task, received, client, train), test)
+        with engine.metered() as meter:
+            personal = method.personalize(task, received, client, train)
+        spent.append(meter.flops)
+        return score_model(method, task, personal, test)
 
     return score
 

@@ -211,7 +211,9 @@ def _add_gains(runs: Runs, seed: int) -> None:
             own = accuracies(result)
             both = [client for client in own if client in theirs]
             if both:
-                found[name] = results.gains(np.array([own[c] for c in both]), np.array([theirs[c] for c in both]))
+                n_test = {row["client"]: row["n_test"] for row in clients}
+                of_both = (np.array([each[c] for c in both]) for each in (own, theirs, n_test))
+                found[name] = results.gains(*of_both)
             for row in clients:
                 row[f"{name}_accuracy"] = theirs.get(row["client"])
         harmed = found["local"]["harmed"] if "local" in found else result.summary["harmed"]

@@ -54,6 +54,16 @@ def t_quantile(p: float, df: int) -> float:
     return (low + high) / 2
 
 
+def holm(values: list[float]) -> list[float]:
+    """Values of p for several tests, corrected so that the chance of any false finding stays below the level (Holm)."""
+    order = sorted(range(len(values)), key=lambda i: values[i])
+    out, highest = [0.0] * len(values), 0.0
+    for rank, i in enumerate(order):
+        highest = max(highest, min(1.0, (len(values) - rank) * values[i]))
+        out[i] = highest
+    return out
+
+
 def paired_test(differences: list[float]) -> float:
     """How likely a mean this far from zero is if each difference could as well have the other sign (two-sided).
 

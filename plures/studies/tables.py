@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,6 +29,7 @@ class Line(NamedTuple):
     flops: float
     seconds: float
     p: float | None  # that it is no different from the first method, client by client
+    p_holm: float | None = None  # the same, corrected for the number of methods
 
 
 def lines(runs: Runs) -> list[Line]:
@@ -51,17 +52,23 @@ def lines(runs: Runs) -> list[Line]:
                 None if method == runs.methods()[0] else p_value(runs, method, runs.methods()[0]),
             )
         )
-    return out
+    corrected = iter(stats.holm([line.p for line in out if line.p is not None]))
+    return [line if line.p is None else line._replace(p_holm=next(corrected)) for line in out]
 
 
 def differences(runs: Runs, method: str, other: str) -> list[float]:
-    """What each client of each seed gains by one method over another."""
-    out = []
+    """What each client gains by one method over another, in the mean over the seeds.
+
+    Seeds are not counted as further clients: runs of one client with several seeds are no independent findings.
+    """
+    found: dict[int, list[float]] = {}
     for (name, seed), result in runs.items():
         if name == method and (other, seed) in runs:
             own, theirs = accuracies(result), accuracies(runs[other, seed])
-            out += [own[client] - theirs[client] for client in own if client in theirs]
-    return out
+            for client in own:
+                if client in theirs:
+                    found.setdefault(client, []).append(own[client] - theirs[client])
+    return [float(np.mean(each)) for each in found.values()]
 
 
 def p_value(runs: Runs, method: str, other: str) -> float:
@@ -79,15 +86,18 @@ def write_tables(runs: Runs, folder: Path) -> None:
             row |= {key: spread.mean, f"{key}_std": spread.std, f"{key}_ci95": spread.half_width}
         row |= {"harmed": float(np.mean(line.harmed)) if line.harmed else None, "bytes": line.n_bytes}
         row |= {"flops": line.flops, "seconds": line.seconds, "p_against_first": line.p}
+        row |= {"p_against_first_holm": line.p_holm}
         table.append(row)
     write_csv(folder / "table.csv", table)
-    pairs = []
+    pairs: list[dict[str, Any]] = []
     for i, a in enumerate(found):
         for b in found[i + 1 :]:
             gains = differences(runs, a.method, b.method)
             mean = float(np.mean(gains)) if gains else math.nan
             p = stats.paired_test(gains)
-            pairs.append({"method": a.method, "other": b.method, "pairs": len(gains), "mean_gain": mean, "p": p})
+            pairs.append({"method": a.method, "other": b.method, "clients": len(gains), "mean_gain": mean, "p": p})
+    for pair, p in zip(pairs, stats.holm([pair["p"] for pair in pairs]), strict=True):
+        pair["p_holm"] = p
     if pairs:
         write_csv(folder / "pairs.csv", pairs)
     write_text(folder / "table.tex", latex(found))

@@ -51,7 +51,7 @@ def test_a_folder_of_runs_stands_for_its_runs_local_and_fedavg_first(tmp_path):
 def test_a_run_that_has_not_ended_is_told_so(tmp_path):
     folder = write_run(tmp_path / "r", curve=(0.1, 0.2, 0.3))
     (folder / "summary.json").unlink()
-    with pytest.raises(UsageError, match=r"stands after round 3 of 3 and has not ended; resume it with `plures resume"):
+    with pytest.raises(UsageError, match=r"has not ended \(it is after round 3, of 3\); resume it with `plures resume"):
         report.write([folder], tmp_path / "page.html")
     with pytest.raises(UsageError, match="it is not a run folder"):
         report.write([tmp_path / "nothing"], tmp_path / "page.html")

@@ -28,7 +28,7 @@ from plures.simulate.sampling import draw_cohort
 from tests.small import played, run_of
 
 SUMMARY = """plures method settings data model partition clients participation rounds seed executor personal generic
-harmed bytes flops seconds peak_rss_mb refused_updates engine digest""".split()
+harmed bytes flops personal_flops seconds peak_rss_mb refused_updates engine digest""".split()
 SMALL = {"clients": 5, "partition": "dirichlet:0.5", "rounds": 6, "epochs": 1, "checkpoint_every": 2}
 
 
@@ -136,6 +136,7 @@ def test_torn_checkpoint_is_passed_over_for_the_one_before(file, tmp_path):
     assert sorted(p.name for p in (tmp_path / "checkpoint").iterdir()) == ["000004", "000006"]
     newest = tmp_path / "checkpoint" / "000006" / file
     newest.write_bytes(newest.read_bytes()[:-100])
+    (tmp_path / "summary.json").unlink()
     said = []
     again = resume(tmp_path, said.append, Callback())
     assert "000006 cannot be read" in said[0] and "the one before" in said[0]
@@ -160,6 +161,7 @@ def test_checkpoint_of_another_config_is_refused(tmp_path):
     start(make_scene(make_config({"method": "ditto", **SMALL})), tmp_path, quiet, Callback())
     text = (tmp_path / "config.toml").read_text().replace("lr = 0.05\n", "lr = 0.2\n")
     (tmp_path / "config.toml").write_text(text)
+    (tmp_path / "summary.json").unlink()
     with pytest.raises(UsageError, match="another config"):
         resume(tmp_path, quiet, Callback())
 
@@ -167,6 +169,9 @@ def test_checkpoint_of_another_config_is_refused(tmp_path):
 def test_finished_run_resumes_to_itself(tmp_path):
     config = make_config({"method": "fedala:cap=12", **SMALL})
     whole = start(make_scene(config), tmp_path, quiet, Callback())
+    again = resume(tmp_path, quiet, Callback())
+    assert again.summary == whole.summary
+    (tmp_path / "summary.json").unlink()
     again = resume(tmp_path, quiet, Callback())
     assert again.summary["digest"] == whole.summary["digest"]
     assert again.summary["personal"] == whole.summary["personal"]

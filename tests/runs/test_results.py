@@ -22,7 +22,7 @@ from plures.simulate.drift import measure_drift
 from plures.simulate.evaluate import Evaluation, Pool, affordable_pool
 from plures.studies import stats
 from plures.studies.compare import Comparison, Runs, compare_methods
-from plures.studies.tables import differences, latex, lines
+from plures.studies.tables import differences, latex, lines, write_tables
 
 QUICK = {"data": "digits", "clients": 5, "rounds": 2, "eval_every": 1}
 
@@ -135,10 +135,45 @@ def test_pool_can_be_tested_on_along_the_way():
 
 
 def test_gains_over_another_method():
-    found = results.gains(np.array([0.9, 0.5, 0.7, 0.7]), np.array([0.8, 0.6, 0.7, 0.2]))
+    found = results.gains(np.array([0.9, 0.5, 0.7, 0.7]), np.array([0.8, 0.6, 0.7, 0.2]), np.full(4, 20))
     assert found["mean"] == pytest.approx(0.125)
     assert found["share_gaining"] == 0.5 and found["harmed"] == 1
     assert found["lowest_decile"] == pytest.approx(-0.1)
+
+
+def test_a_client_is_harmed_by_more_than_one_row_and_more_than_a_point():
+    """Of 10 rows one is 10 points: no harm. Two are. Of 1,000 rows, 10 are a point: no harm. Eleven are."""
+    own, others = np.array([0.8, 0.7, 0.890, 0.889]), np.array([0.9, 0.9, 0.9, 0.9])
+    n_test = np.array([10, 10, 1000, 1000])
+    assert results.are_harmed(own, others, n_test).tolist() == [False, True, False, True]
+    found = results.gains(own, others, n_test)
+    assert found["harmed"] == 2 and found["below"] == 4
+
+
+def test_a_repeated_seed_does_not_make_a_difference_surer():
+    one = {("a", 0): invented([0.5, 0.6, 0.4, 0.7]), ("b", 0): invented([0.6, 0.8, 0.5, 0.6])}
+    three = {(name, seed): result for seed in range(3) for (name, _), result in one.items()}
+    assert lines(Runs(three))[1].p == lines(Runs(one))[1].p
+
+
+def test_holms_correction_by_hand():
+    """Sorted 0.01, 0.02, 0.03, 0.5: times 4, 3, 2, 1 gives 0.04, 0.06, 0.06, 0.5; none below an earlier."""
+    assert stats.holm([0.5, 0.02, 0.01, 0.03]) == pytest.approx([0.5, 0.06, 0.04, 0.06])
+    assert stats.holm([0.9, 0.8]) == [1.0, 1.0] and stats.holm([]) == []
+
+
+def test_tables_have_raw_and_corrected_values(tmp_path):
+    rng = np.random.default_rng(0)
+    base = rng.uniform(0.4, 0.6, 12)
+    runs = Runs({(name, 0): invented(base + shift) for name, shift in (("a", 0.0), ("b", 0.1), ("c", 0.2))})
+    write_tables(runs, tmp_path)
+    pairs = results.read_csv(tmp_path / "pairs.csv")
+    assert [row["p_holm"] for row in pairs] == pytest.approx(stats.holm([row["p"] for row in pairs]))
+    assert all(row["p_holm"] >= row["p"] for row in pairs)
+    table = results.read_csv(tmp_path / "table.csv")
+    assert [row["p_against_first_holm"] for row in table[1:]] == pytest.approx(
+        stats.holm([row["p_against_first"] for row in table[1:]])
+    )
 
 
 # Rounds
@@ -372,8 +407,8 @@ def test_lines_of_a_comparison():
     )
     first, second = lines(runs)
     assert first.p is None and first.spreads["personal"].mean == pytest.approx(0.6)
-    assert differences(runs, "b_1", "a") == pytest.approx([0.2, 0.3, 0.1, 0.1])
-    assert second.p == 2 / 16 and second.spreads["generic"].n == 0
+    assert differences(runs, "b_1", "a") == pytest.approx([0.15, 0.2])  # of each client, over both seeds
+    assert second.p == 2 / 4 and second.spreads["generic"].n == 0
     text = latex([first, second])
     assert r"b\_1" in text and r"\textbf{77.50 $\pm$ 3.54}" in text and text.count(r"\\") == 3
 
@@ -418,7 +453,7 @@ def test_comparison_goes_on_where_it_stopped(tmp_path):
         assert runs[key].summary["digest"] == result.summary["digest"]
         assert runs[key].summary["gains"] == result.summary["gains"]
     other = Comparison(["local"], config.model_copy(update={"lr": 0.2}), [0])
-    with pytest.raises(UsageError, match="another config"):
+    with pytest.raises(UsageError, match="other options"):
         compare_methods(other, tmp_path, print, lambda method, seed, place: Callback())
 
 
@@ -429,3 +464,16 @@ def test_equal_cost_gives_methods_other_numbers_of_rounds(equal, rounds):
     runs = compare_methods(wanted, None, print, lambda method, seed, place: Callback())
     assert runs["fedavg", 0].summary["rounds"] == 4
     assert runs["ditto", 0].summary["rounds"] == rounds
+
+
+def test_flops_of_making_personal_models_are_told_apart():
+    """The mlp has 64*64 + 64*10 products; fine-tuning is two epochs over all rows."""
+    options = {"clients": 3, "rounds": 1, "share": 0.2, "last_batch": "keep"}
+    plain, tuned = plures.run("fedavg", **options), plures.run("fedavg+ft:ft_epochs=2", **options)
+    assert plain.summary["personal_flops"] == 0 and plain.summary["flops"] == tuned.summary["flops"]
+    n_rows = sum(row["n_train"] for row in tuned.clients)
+    of_training = plures.run("fedavg", epochs=2, **options).summary["flops"]
+    assert tuned.summary["personal_flops"] == pytest.approx(of_training, rel=0.01)  # that of the server beside it
+    assert tuned.summary["personal_flops"] > 2 * n_rows * 2 * (64 * 64 + 64 * 10)
+    alone = plures.run("fedavg+ft:ft_epochs=2", executor="one_by_one", **options)
+    assert alone.summary["personal_flops"] == tuned.summary["personal_flops"]
