@@ -64,12 +64,11 @@ class Apple(Method):
     one_hot: bool = setting(False, "start with all weight on the client's own core instead of the shares of rows")
 
     refuses = {"ala": "a client gets several cores, and no single model to blend its own with"}
+    depends_on_rounds = True
 
     def n_sent(self, n_clients):
         """How many cores of other clients a client receives."""
         return min(self.models, n_clients - 1)
-
-    depends_on_rounds = True
 
     def init_server(self, task, params, federation):
         n = federation.n_clients

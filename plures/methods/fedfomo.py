@@ -53,12 +53,11 @@ class FedFomo(Collected):
     pm: str = setting("local", "the personal model: as last trained, or the weighted mean", choices=("local", "mean"))
 
     refuses = {"ala": "a client gets several models, and no single one to blend its own with"}
+    depends_on_rounds = True
 
     def n_sent(self, n_clients):
         """How many models of other clients a client receives."""
         return min(self.models, n_clients - 1)
-
-    depends_on_rounds = True
 
     def init_server(self, task, params, federation):
         n = federation.n_clients
