@@ -779,7 +779,7 @@ def test_unknown_name_error_names_the_nearest_one():
 
 def test_existing_file_of_another_kind_is_a_data_error(tmp_path):
     (tmp_path / "some.xlsx").write_text("1,2\n")
-    with pytest.raises(DataError, match=r"some\.xlsx is not an \.npz file or a folder"):
+    with pytest.raises(DataError, match=r"some\.xlsx is not an \.npz or \.csv file or a folder"):
         load(str(tmp_path / "some.xlsx"))
 
 
