@@ -144,8 +144,8 @@ def draw_harmed(found: list[Against]) -> Figure | None:
         "harmed",
         "Who gains, and who would be better off alone",
         "Each mark is a client. Above the dashed line its own model beats what it would have got by training alone; "
-        "below it, it does not. A cross marks a client that is harmed: it loses more than one test row, and more than a "
-        "point. The scale beside it tells how many rows a client trains on.",
+        "below it, it does not. A cross marks a client that is harmed: it loses more than one test row, and more than "
+        "a point. The scale beside it tells how many rows a client trains on.",
         f"Clients by accuracy alone and under a method. Harmed clients: {words}.",
         [Choice("method", "list", [(str(k), one.label) for k, one in enumerate(found)])],
         views,
