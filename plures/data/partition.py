@@ -428,16 +428,19 @@ def permute_labels(dataset: Dataset, split: Split, zeta: float, rng: np.random.G
 
 
 def thin_classes(dataset: Dataset, split: Split, values: tuple[float, float], rng: np.random.Generator) -> Split:
-    """Remove training rows, so that the first class has `ratio` times as many as the last, as in Fed-RoD.
+    """Remove rows, so that the first class has `ratio` times as many as the last, as in Fed-RoD.
 
     The number of rows falls by the same factor from class to class. It is as large as the classes allow, and at least
-    one. A client keeps its share of each class. All test rows stay, so tests are as balanced as the data.
+    one. A client keeps its share of each class. Test rows are removed in the same shares, so that a client is tested on
+    the mix of classes that it has.
     """
     ratio, _ = values
-    owner = np.full(len(dataset.y), -1, np.int64)
-    for client, rows in enumerate(split.train):
-        owner[rows] = client
-    assigned = np.flatnonzero(owner >= 0)
+    n_clients = len(split.train)
+    owners = {"train": np.full(len(dataset.y), -1, np.int64), "test": np.full(len(dataset.y), -1, np.int64)}
+    for part, lists in (("train", split.train), ("test", split.test)):
+        for client, rows in enumerate(lists):
+            owners[part][rows] = client
+    assigned = np.flatnonzero(owners["train"] >= 0)
     classes = [assigned[rows] for rows in _rows_of_classes(dataset.y[assigned], rng)]
     factors = ratio ** -(np.arange(len(classes)) / max(len(classes) - 1, 1))
     supply = np.array([len(rows) for rows in classes])
@@ -445,11 +448,15 @@ def thin_classes(dataset: Dataset, split: Split, values: tuple[float, float], rn
         most = (supply / factors).min()  # rows of the first class
     wanted = np.maximum((most * factors + 1e-9).astype(np.int64), 1)
     for rows, n_rows in zip(classes, wanted, strict=True):
-        rows = rows[np.argsort(owner[rows], kind="stable")]
-        # Evenly over the rows, sorted by client, so that every client keeps its share.
-        ends = np.arange(len(rows) + 1) * n_rows // len(rows)
-        owner[rows[np.diff(ends) == 0]] = -1
-    return split._replace(train=_rows_of_clients(owner, len(split.train)))
+        tests = rng.permutation(np.flatnonzero((owners["test"] >= 0) & (dataset.y == dataset.y[rows[0]])))
+        n_tests = max(1, round(len(tests) * n_rows / len(rows)))
+        for owner, some, n in ((owners["train"], rows, n_rows), (owners["test"], tests, n_tests)):
+            some = some[np.argsort(owner[some], kind="stable")]
+            # Evenly over the rows, sorted by client, so that every client keeps its share.
+            ends = np.arange(len(some) + 1) * n // max(len(some), 1)
+            owner[some[np.diff(ends) == 0]] = -1
+    train, test = (_rows_of_clients(owners[part], n_clients) for part in ("train", "test"))
+    return split._replace(train=train, test=test)
 
 
 def _is_count(value: float) -> bool:
@@ -511,8 +518,8 @@ PARTITIONS: dict[str, Partition] = {
         finish=permute_labels,
     ),
     "longtail": Partition(
-        "longtail:RATIO,ALPHA, dirichlet-class:ALPHA (0.3 if left out) with RATIO times as many training rows of the "
-        "first class as of the last",
+        "longtail:RATIO,ALPHA, dirichlet-class:ALPHA (0.3 if left out) with RATIO times as many rows of the first "
+        "class as of the last",
         True,
         "a number from 1, and if you like ALPHA, more than 0, after a comma, e.g. longtail:10,0.6",
         lambda data, n, values, rng: dirichlet_class(data.y, n, values[1], rng, data.n_train),

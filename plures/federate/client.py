@@ -47,8 +47,9 @@ class Membership(NamedTuple):
 
     def do(self, kind: Kind, asked: wire.RoundRequest, received: Tree, state: Tree) -> dict[str, Tree]:
         """Train or score, with the rows and the random keys of a round."""
-        job = Job(kind, asked.round, False, 0, [0], [asked.client])
-        return self.work.compute(job, Same(received), as_stack(state))[0]
+        is_new = kind == "score" and asked.is_new
+        job = Job(kind, asked.round, False, 0, [0], [asked.client], states="new" if is_new else "kept")
+        return self.work.compute(job, Same(received), () if is_new else as_stack(state))[0]
 
 
 class Client:
@@ -123,11 +124,11 @@ class Client:
         upload: dict[str, Tree] = {}
         n_flops = 0
         if asked.score and len(population.test[client]):
-            personal = _scores(member.do("score", asked, parts["serve"], state))
+            personal = _scores(member.do("score", asked, parts["newcomer" if asked.is_new else "serve"], state))
             if parts["generic"]:
                 generic = _scores(member.do("generic", asked, parts["generic"], state))
         if asked.last:
-            self._write_model(member, asked, parts["serve"], state)
+            self._write_model(member, asked, parts["newcomer" if asked.is_new else "serve"], state)
         if asked.train:
             found = member.do("train", asked, parts["train"], state)
             new, own, metrics = tree.row(found["trained"], 0)
@@ -187,15 +188,18 @@ class Client:
         self.say(f"experiment {experiment.id}: {config.method}, {config.model}, {len(train)} training rows of ours")
         for line in wire.manifest_lines(shapes):
             self.say(line)
-        work = Work(method, task, population, initial, "one_by_one")
+        work = Work(method, task, population, initial, "one_by_one", new_epochs=config.new_epochs)
         return Membership(work, shapes, self.folder / "state" / experiment.id)
 
     def _read_parts(
         self, member: Membership, asked: wire.RoundRequest, tensors: dict[str, torch.Tensor]
     ) -> dict[str, Tree]:
         method, task, shapes = member.work.method, member.work.task, member.shapes
-        parts: dict[str, Tree] = {"serve": {}, "generic": {}}
-        for part in ["train"] * asked.train + ["serve"] * (asked.score or asked.last):
+        parts: dict[str, Tree] = {"serve": {}, "newcomer": {}, "generic": {}}
+        is_served = asked.score or asked.last
+        if is_served and asked.is_new:
+            parts["newcomer"] = wire.take_part("newcomer", tensors, shapes.newcomer)
+        for part in ["train"] * asked.train + ["serve"] * (is_served and not asked.is_new):
             form = getattr(shapes, part)
             parts[part] = wire.take_trimmed_part(part, tensors, form, lambda whole: method.trim(task, whole))
         if asked.score:
@@ -236,8 +240,8 @@ class Client:
     def _write_model(self, member: Membership, asked: wire.RoundRequest, received: Tree, state: Tree) -> None:
         work = member.work
         shards = work.population.shards([asked.client], "train", "personalize", asked.round)
-        fn = personal_function(work.method, work.task)
-        personal = work.run(fn, Same(received), as_stack(state), shards)
+        fn = personal_function(work, asked.is_new)
+        personal = work.run(fn, Same(received), () if asked.is_new else as_stack(state), shards)
         self._save_model(asked.experiment, tree.row(personal, 0))
 
     def _save_model(self, experiment: wire.Experiment, model: Tree) -> None:
@@ -258,8 +262,8 @@ class Client:
         wire.refuse_others(tensors)
         alone = population._replace(train=[population.train[newcomer]], test=[population.test[newcomer]])
         work = member.work._replace(population=alone)
-        curve = adaptation_curve(work, received, newcomer, asked.epochs)
-        self._save_model(asked.experiment, adapted_model(work, received, asked.epochs))
+        curve = adaptation_curve(work, received, newcomer, asked.epochs, asked.round)
+        self._save_model(asked.experiment, adapted_model(work, received, asked.epochs, asked.round))
         n_train, n_test = len(alone.train[0]), len(alone.test[0])
         reply = wire.AdaptReply(
             experiment=asked.experiment.id, curve=[each[0] for each in curve if each], n_train=n_train, n_test=n_test

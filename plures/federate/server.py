@@ -25,12 +25,13 @@ from plures.engine import Usage
 from plures.errors import DataError, RunFailed, UsageError
 from plures.federate import wire
 from plures.federate.wire import Refused
-from plures.files import read_toml, write_text
+from plures.files import write_text
 from plures.methods.messages import one_of
 from plures.methods.spec import all_settings
 from plures.runs import results
 from plures.runs.callbacks import Callback, Say
-from plures.runs.config import HOW_IT_IS_RUN, SCORING, Config, config_toml, make_config
+from plures.runs.config import HOW_IT_IS_RUN, SCORING, Config, config_toml
+from plures.runs.folders import read_config
 from plures.runs.loop import Result, play_run
 from plures.runs.scene import Scene, announce, as_configured, default_model, method_of, task_of, with_own_options
 from plures.runs.state import Answers, RunState
@@ -163,7 +164,7 @@ def new_experiment(found: dict[str, wire.Hello]) -> About:
 
 
 SIMULATION_ONLY = (  # options that a federation does not have
-    *["data", "data_dir", "partition", "split", "share", "new_clients", "new_epochs", "attack", "attackers"],
+    *["data", "data_dir", "partition", "split", "share", "new_clients", "attack", "attackers"],
     *["executor", "workers", "address", "validation", "unchosen", "pool_rows", "pool_every", "personal_epochs"],
     *["engine", "precision"],
 )
@@ -317,6 +318,7 @@ class FederatedClients:
         to_serve = {i: one for i, one in (self._serve(list(to_train)) | self._serve(others)).items() if i in served}
         with torch.no_grad():
             generic = (method.generic(task, state.server) or {}) if score else {}
+            newcomer = method.newcomer(task, state.server)
         asked = {i: self._request(i, i in to_train, score, is_last) for i in sorted({*to_train, *to_serve})}
 
         def message_maker(i: int) -> Callable[[], bytes]:
@@ -324,7 +326,9 @@ class FederatedClients:
                 parts: dict[str, Tree] = {}
                 if i in to_train:
                     parts["train"] = method.trim(task, to_train[i])
-                if i in to_serve:
+                if i in to_serve and asked[i].is_new:
+                    parts["newcomer"] = newcomer
+                elif i in to_serve:
                     parts["serve"] = method.trim(task, to_serve[i])
                 if asked[i].score:
                     parts["generic"] = generic
@@ -375,7 +379,12 @@ class FederatedClients:
             train=train,
             score=score and i in self.state.scored,
             last=is_last,
+            is_new=self._is_new(version),
         )
+
+    def _is_new(self, version: int) -> bool:
+        """Whether a client with this version is served as a new one: it never took part, and would have to."""
+        return version == 0 and self.state.round > 0 and bool(tree.leaves(self.shapes.kept))
 
     def _missed_rounds(self, i: int, version: int) -> list[int]:
         """The rounds since its version, counted from 1, that asked the client for an update but merged none."""
@@ -411,7 +420,9 @@ class FederatedClients:
             return {name: [float(getattr(one, name)) for one in each] for name in ("hits", "loss", "n")}
 
         generic = sums("generic") if tree.leaves(self.shapes.generic) else None
-        return Evaluation(list(found), sums("personal"), generic, time.perf_counter() - began)
+        versions = self.versions()
+        new = tuple(i for i in found if self._is_new(versions[i]))
+        return Evaluation(list(found), sums("personal"), generic, time.perf_counter() - began, never_trained=new)
 
 
 def _check_numbers(upload: Tree, n_clients: int) -> None:
@@ -437,7 +448,7 @@ def open_scene(folder: Path) -> tuple[Scene, About]:
     if not (folder / ABOUT).exists():
         raise UsageError(f"{folder} is not the folder of a federated run: it has no {ABOUT}")
     about = About.from_json((folder / ABOUT).read_text(encoding="utf-8"))
-    return make_scene(make_config(read_toml(folder / "config.toml")), about), about
+    return make_scene(read_config(folder), about), about
 
 
 def play(clients: FederatedClients, callback: Callback) -> Result:
@@ -451,7 +462,9 @@ def adapt(clients: FederatedClients, client: str, epochs: int) -> dict[str, Any]
     state = clients.state
     with torch.no_grad():
         received = state.scene.method.newcomer(state.scene.task, state.server)
-    message = wire.pack(wire.AdaptRequest(experiment=clients.experiment, epochs=epochs), {"newcomer": received})
+    message = wire.pack(
+        wire.AdaptRequest(experiment=clients.experiment, epochs=epochs, round=state.round), {"newcomer": received}
+    )
     found: list[wire.AdaptReply] = []
 
     def accept(name: str, answer: bytes) -> None:

@@ -88,6 +88,7 @@ class RoundRequest(_Fields):
     train: bool
     score: bool
     last: bool  # the run has ended: the client writes its personal model to its disk
+    is_new: bool = False  # it has never taken part, and is served as a new client
 
 
 class Scores(_Fields):
@@ -122,6 +123,7 @@ class AdaptRequest(_Fields):
     kind: Literal["adapt"] = "adapt"
     experiment: Experiment
     epochs: int = Field(ge=0, le=10**4)
+    round: int = Count  # so many rounds are complete: the learning rate may depend on it
 
 
 class AdaptReply(_Fields):

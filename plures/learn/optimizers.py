@@ -136,6 +136,21 @@ def adam(params: Tree, gradients: Tree, state: OptimizerState, lr: float) -> tup
     return tree.map(moved, params, first, second), OptimizerState(first, second, steps)
 
 
+def adam_rows(params: Tree, gradients: Tree, state: OptimizerState, lr: float) -> tuple[Tree, OptimizerState]:
+    """One step of Adam for rows that have made different numbers of steps: the first axis of every tensor."""
+    steps = state.steps + 1
+    first = tree.map(lambda m, g: 0.9 * m + 0.1 * g, state.first, gradients)
+    second = tree.map(lambda v, g: 0.999 * v + 0.001 * g * g, state.second, gradients)
+
+    def corrected(moment: Tensor, decay: float) -> Tensor:
+        return moment / (1 - decay**steps).to(moment.dtype).reshape(-1, *[1] * (moment.dim() - 1))
+
+    def moved(p: Tensor, m: Tensor, v: Tensor) -> Tensor:
+        return p - lr * corrected(m, 0.9) / (corrected(v, 0.999).sqrt() + SERVER_EPSILON)
+
+    return tree.map(moved, params, first, second), OptimizerState(first, second, steps)
+
+
 def adaptive(
     params: Tree, gradients: Tree, state: OptimizerState, lr: float, tau: float, yogi: bool
 ) -> tuple[Tree, OptimizerState]:

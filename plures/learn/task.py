@@ -181,6 +181,12 @@ class Task:
             for name, value in module.state_dict().items()
             if name in dict(module.named_parameters()) or tree.is_statistic(name)
         }
+        frozen = [name for name, value in module.named_parameters() if not value.requires_grad]
+        if frozen:
+            raise UsageError(
+                f"the model has frozen weights (requires_grad=False): {', '.join(frozen[:3])}"
+                f"{' and more' if len(frozen) > 3 else ''}. They would be trained all the same; let all of them train"
+            )
         self.head = _find_head(module, n_classes)
         self.layers = _find_layers(module, self.head)
         self.blocks = _find_blocks(module, self.layers)

@@ -6,8 +6,10 @@ The model of client i is sum_j p_ij core_j. Its steps update its own core, throu
 loss plus lam(r) * mu * |p_i - p0|^2, where p0 are the clients' shares of all rows; lam falls from one to zero over the
 first rounds. The client uploads its core and keeps the weights p_i. The server keeps all cores and averages nothing.
 
-Differs from the paper: a client may receive only some of the other cores; its own core stands in for the rest. For the
-next round it asks for those with the largest weights and a random one. BatchNorm statistics are the client's own.
+Differs from the paper: the gradient of a client's core is scaled by p_ii, which is about one over the number of clients
+at first; `core_speed` makes up for it. With `models` below the number of other clients, a client receives some cores in
+a round and keeps the last ones that it got of the others, as in the authors' code: it asks for those that it never got,
+then for those with the largest weights and a random one. BatchNorm statistics are the client's own.
 """
 
 import dataclasses
@@ -37,6 +39,8 @@ class AppleClient(NamedTuple):
     weights: Tensor  # [client], never uploaded
     model: Params  # the weighted sum after the last training
     rounds: Tensor  # how many rounds it took part in
+    kept: Params  # [client, ...], the last cores that it got of all clients; empty if it gets all of them in a round
+    got: Tensor  # [client], 1 if it ever got that client's core
 
 
 def sum_cores(core, cores, own_weight, weights):
@@ -53,13 +57,15 @@ def sum_cores(core, cores, own_weight, weights):
 class Apple(Method):
     """Cores are sent and uploaded; each client learns the weights of their sum and keeps them."""
 
-    models: int = setting(5, "how many cores of other clients a client receives", least=0)
+    models: int = setting(0, "how many cores of other clients a client receives in a round; 0: all", least=0)
     weights_lr: float = setting(1e-3, "learning rate of the weights", least=0)
     mu: float = setting(0.1, "strength of the pull of the weights towards the shares of rows", least=0)
     calm: float = setting(0.1, "share of all rounds after which that pull has fallen to zero", least=0, most=1)
     fall: str = setting("cos", "shape of that fall: cosine or exponential", choices=("cos", "exp"))
     core_speed: float = setting(
-        1.0, "factor of the core's learning rate, whose gradient is scaled by its weight in the sum", least=0
+        0.0,
+        "factor of the core's learning rate; 0: one over p_ii at the start, by which its gradient is scaled",
+        least=0,
     )
     one_hot: bool = setting(False, "start with all weight on the client's own core instead of the shares of rows")
 
@@ -68,7 +74,7 @@ class Apple(Method):
 
     def n_sent(self, n_clients):
         """How many cores of other clients a client receives."""
-        return min(self.models, n_clients - 1)
+        return min(self.models or n_clients, n_clients - 1)
 
     def init_server(self, task, params, federation):
         n = federation.n_clients
@@ -91,7 +97,9 @@ class Apple(Method):
         return tree.map(lambda x: x.mean(0), server.cores)
 
     def init_client(self, task, params):
-        return AppleClient(params, torch.zeros(self.schedule.n_clients), params, torch.tensor(0))
+        n = self.schedule.n_clients
+        kept = tree.repeat(params, n) if self.n_sent(n) < n - 1 else {}
+        return AppleClient(params, torch.zeros(n), params, torch.tensor(0), kept, torch.zeros(n))
 
     def pull_strength(self, round):
         """lam(r) * mu."""
@@ -100,26 +108,29 @@ class Apple(Method):
         shape = (torch.cos(math.pi * part) + 1) / 2 if self.fall == "cos" else 1e-3**part
         return torch.where(round < length, self.mu * shape, torch.zeros(()))
 
-    def split_weights(self, weights, whose):
-        """The weight of the client's core, plus those of cores that were not sent; and the weights of sent cores."""
-        theirs = (weights[None, :] * one_hot(whose, len(weights))).sum(1)
-        return weights.sum() - theirs.sum(), theirs
-
-    def choose_wanted(self, weights, me, shard):
-        """Whose cores to ask for: those with the largest weights, but a random one instead of the last."""
-        n = len(weights)
-        others = weights.abs() - 1e9 * one_hot(me, n)
-        if self.n_sent(n) < 2 or self.n_sent(n) == n - 1:
-            return others.argsort(descending=True, stable=True)[: self.n_sent(n)]
-        order = others.argsort(descending=True, stable=True)[: n - 1]
-        first, rest = order[: self.n_sent(n) - 1], order[self.n_sent(n) - 1 :]
+    def choose_wanted(self, weights, got, me, shard):
+        """Whose cores to ask for: those it never got, then those with the largest weights; the last one at random."""
+        n, m = len(weights), self.n_sent(len(weights))
+        order = (weights.abs() + 1e6 * (1 - got) - 1e9 * one_hot(me, n)).argsort(descending=True, stable=True)[: n - 1]
+        if m < 2 or m == n - 1:
+            return order[:m]
+        first, rest = order[: m - 1], order[m - 1 :]
         pick = (seeds.uniform(shard.key, (1,), 77) * len(rest)).to(torch.int64)
         return torch.cat([first, rest[pick]])
 
+    def all_cores(self, client, received):
+        """The cores that the sum is made of, and whose they are: all that were sent, or all that the client has."""
+        if not client.kept:
+            return received["cores"], received["whose"]
+        whose = torch.arange(self.schedule.n_clients)
+        return tree.map(
+            lambda old, new: old.index_copy(0, received["whose"], new), client.kept, received["cores"]
+        ), whose
+
     def train(self, task, received, client, shard):
-        def objective(trained, batch, cores, whose, start, pull):
+        def objective(trained, batch, cores, whose, me, start, pull):
             weights, core = trained["weights"], trained["core"]
-            own, theirs = self.split_weights(weights, whose)
+            own, theirs = self.split_weights(weights, whose, me)
             distance = (weights - start).square().sum()
             return task.loss(sum_cores(core, cores, own, theirs), batch) + pull * distance
 
@@ -127,16 +138,24 @@ class Apple(Method):
         shares = received["sizes"] / received["sizes"].sum()
         start = one_hot(me, n).to(torch.float32) if self.one_hot else shares.to(torch.float32)
         weights = torch.where(client.rounds == 0, start, client.weights)
-        given = (received["cores"], received["whose"], start, self.pull_strength(shard.round))
+        cores, whose = self.all_cores(client, received)
+        given = (cores, whose, me, start, self.pull_strength(shard.round))
         weights_pace = self.weights_lr / self.solver.lr if self.solver.lr else 0.0
-        solver = dataclasses.replace(self.solver, pace=(("core", self.core_speed), ("weights", weights_pace)))
+        pace = (("core", self.core_speed or (1.0 if self.one_hot else float(n))), ("weights", weights_pace))
         trained = {"core": client.core, "weights": weights}
-        fitted = fit(objective, trained, shard, solver, given=given)
+        fitted = fit(objective, trained, shard, dataclasses.replace(self.solver, pace=pace), given=given)
         core, weights = fitted.params["core"], fitted.params["weights"]
-        own, theirs = self.split_weights(weights, received["whose"])
-        model = sum_cores(core, received["cores"], own, theirs)
-        upload = {"core": core, "wanted": self.choose_wanted(weights, me, shard)}
-        return AppleClient(core, weights, model, client.rounds + 1), upload, {"loss": fitted.loss}
+        model = sum_cores(core, cores, *self.split_weights(weights, whose, me))
+        got = torch.clamp(client.got + one_hot(received["whose"], n).sum(0), max=1)
+        upload = {"core": core, "wanted": self.choose_wanted(weights, got, me, shard)}
+        kept = cores if client.kept else {}
+        return AppleClient(core, weights, model, client.rounds + 1, kept, got), upload, {"loss": fitted.loss}
+
+    def split_weights(self, weights, whose, me):
+        """The weight of the client's own core, and the weights of the others'; its own among them counts once."""
+        theirs = (weights[None, :] * one_hot(whose, len(weights))).sum(1)
+        own = (weights * one_hot(me, len(weights))).sum()
+        return own, torch.where(whose == me, torch.zeros_like(theirs), theirs)
 
     def personalize(self, task, received, client, shard):
         return client.model

@@ -23,6 +23,7 @@ from plures.tree import Params
 
 class FedAMPServer(NamedTuple):
     models: Params  # [client, ...], each client's last model
+    seen: torch.Tensor  # [client], 1 if it has uploaded a model, else 0
 
 
 class FedAMPClient(NamedTuple):
@@ -59,27 +60,40 @@ class FedAMP(Collected):
     refuses = {addon: "its server keeps a model for each client and none for all" for addon in ("scaffold", "feddyn")}
 
     def init_server(self, task, params, federation):
-        return FedAMPServer(tree.repeat(params, federation.n_clients))
+        n = federation.n_clients
+        return FedAMPServer(tree.repeat(params, n), torch.zeros(n))
 
-    def weights(self, models):
-        """[client, client]: the weights of all models for each client; each row sums to one."""
+    def weights(self, models, seen):
+        """[client, client]: the weights of all models for each client; each row sums to one.
+
+        Models of clients that have not trained yet weigh nothing. Such a client gets the others without its own, if
+        anybody has trained.
+        """
         flat = flatten(models)
-        n = len(flat)
-        off = 1 - torch.eye(n, dtype=flat.dtype)
+        n, seen = len(flat), seen.to(flat.dtype)
+        off = (1 - torch.eye(n, dtype=flat.dtype)) * seen  # [receiver, client]
         if self.kernel == "gauss":
-            squares = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist").square() * off
-            ordered = (squares + torch.diag(torch.full((n,), torch.inf))).flatten().sort().values
-            width = self.sigma * (ordered[(n * (n - 1) - 1) // 2] if n > 1 else torch.ones(()))  # the median
+            squares = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist").square()
+            pairs = off * seen[:, None]
+            ordered = torch.where(pairs > 0, squares, torch.inf).flatten().sort().values
+            middle = ((pairs.sum() - 1) // 2).clamp(min=0).to(torch.int64)
+            median = ordered.gather(0, middle.reshape(1))[0]
+            width = self.sigma * torch.where(pairs.sum() > 0, median, torch.ones_like(median))
             near = torch.exp(-squares / width.clamp(min=1e-30)) * off * (self.share / n)
-            return near + torch.diag(1 - near.sum(1))
-        unit = flat / flat.norm(dim=1, keepdim=True).clamp(min=1e-12)
-        near = torch.exp(self.sigma * (unit @ unit.mT)) * off
-        total = near.sum(1, keepdim=True)
-        near = (1 - self.self_weight) * near / total.clamp(min=1e-12)
-        return near + torch.diag(1 - near.sum(1))
+        else:
+            unit = flat / flat.norm(dim=1, keepdim=True).clamp(min=1e-12)
+            near = torch.exp(self.sigma * (unit @ unit.mT)) * off
+            near = (1 - self.self_weight) * near / near.sum(1, keepdim=True).clamp(min=1e-12)
+        total = near.sum(1)
+        alone = (seen > 0) | (total <= 0)
+        own = torch.where(alone, 1 - total, torch.zeros_like(total))
+        return near / torch.where(alone, torch.ones_like(total), total)[:, None] + torch.diag(own)
 
     def send(self, task, server, ids):
-        return Each(mix(server.models, self.weights(server.models)[ids]))
+        return Each(mix(server.models, self.weights(server.models, server.seen)[ids]))
+
+    def merge(self, task, server, ids, uploads, sizes):
+        return super().merge(task, server, ids, uploads, sizes)._replace(seen=server.seen.index_fill(0, ids, 1.0))
 
     def init_client(self, task, params):
         return FedAMPClient(params)

@@ -5,8 +5,8 @@ Zhang et al., Personalized Federated Learning with First Order Model Optimizatio
 A client receives the models of M other clients. Let p be its model before its last training, and L its loss on
 validation rows that it never trains on. A model t, received or the client's own last one, has the weight
 max(0, (L(p) - L(t)) / |t - p|), divided by the sum of all. Training starts at the weighted mean, or at the client's own
-model if all weights are zero. The server sums up the weights and sends the models with the largest sums or, with a
-probability that falls over the rounds, random ones.
+model if all weights are zero. The server sums up the weights and sends the models with the largest sums; each of the M
+places goes, with a probability that falls over the rounds, to a random model instead.
 
 Differs from the paper: a client's own model is not sent, as the client has it. A client with fewer than five rows sets
 one row aside; if it has only one row, that row is used for both.
@@ -48,7 +48,7 @@ class FedFomo(Collected):
     models: int = setting(5, "how many models of other clients a client receives", least=0)
     aside: float = setting(0.2, "share of rows that is set aside for validation", least=0.01, most=0.9)
     explore: float = setting(
-        0.3, "probability of sending random models in the first round; it falls to 0", least=0, most=1
+        0.3, "probability that a place goes to a random model in the first round; it falls to 0", least=0, most=1
     )
     pm: str = setting("local", "the personal model: as last trained, or the weighted mean", choices=("local", "mean"))
 
@@ -65,13 +65,16 @@ class FedFomo(Collected):
 
     def choose_models(self, server, ids):
         """[receiver, M]: whose models each client receives."""
-        n = len(server.seen)
-        random = seeds.uniform(seeds.mix(server.key, server.round), (n, n + 1))[ids]
+        n, m = len(server.seen), self.n_sent(len(server.seen))
+        random = seeds.uniform(seeds.mix(server.key, server.round), (n, n + m))[ids]
+        lots, ties = random[:, :m], random[:, m:]
         rate = self.explore * (1 - server.round / self.schedule.rounds).clamp(min=0)
-        priority = torch.where(random[:, :1] < rate, random[:, 1:], server.affinity[ids] + 1e-6 * random[:, 1:])
-        priority = priority.double() + 1e6 * server.seen  # clients that have uploaded no model come last
-        own = torch.nn.functional.one_hot(ids, n)
-        return (priority - 1e9 * own).argsort(dim=1, descending=True, stable=True)[:, : self.n_sent(n)]
+        n_best = m - (lots < rate).sum(1, keepdim=True)  # places that go to the models with the largest sums
+        last = 1e6 * server.seen - 1e9 * torch.nn.functional.one_hot(ids, n)  # who has uploaded no model comes last
+        by_sum = (server.affinity[ids] + 1e-6 * ties).double() + last
+        rank = by_sum.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
+        priority = torch.where(rank < n_best, 1e12, ties.double() + last)
+        return priority.argsort(dim=1, descending=True, stable=True)[:, :m]
 
     def send(self, task, server, ids):
         chosen = self.choose_models(server, ids)

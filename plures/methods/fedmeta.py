@@ -4,10 +4,11 @@ Chen et al., Federated Meta-Learning with Fast Convergence and Efficient Communi
 
 A client splits its rows into support and query rows. It takes one gradient step with learning rate inner_lr on the
 support rows, and uploads the gradient of the query loss after that step with respect to the model before it. The server
-takes one gradient step with the mean of these gradients and learning rate lr. The personal model is the server's model,
-fine-tuned.
+takes one step of its optimizer with the mean of these gradients. The personal model is the server's model, fine-tuned.
 
-Differs from the paper: gradients are over all support rows and all query rows of a client.
+Differs from the paper: gradients are over all support rows and all query rows of a client. The optimizer of the server
+is that of AFML, so that the two can be compared; with `server_kind=sgd` it takes plain steps at the clients' rate, or
+at `server_lr`.
 """
 
 from dataclasses import dataclass
@@ -17,7 +18,8 @@ import torch
 from torch import Tensor
 
 from plures import tree
-from plures.learn.fit import step_down
+from plures.learn import optimizers
+from plures.learn.optimizers import OptimizerState
 from plures.methods.base import Method, fine_tune, setting
 from plures.methods.ingredients.meta import meta_gradients
 from plures.methods.messages import Same
@@ -26,6 +28,7 @@ from plures.tree import Params
 
 class FedMetaServer(NamedTuple):
     model: Params
+    optimizer: OptimizerState
     round: Tensor
 
 
@@ -38,19 +41,27 @@ class FedMeta(Method):
         0.8, "share of rows for the adaptation step; the outer loss uses the others", least=0, most=1
     )
     first_order: bool = setting(False, "ignore second derivatives (first-order meta-gradients)")
+    server_kind: str = setting("adam", "optimizer of the server", choices=("sgd", "adam"))
+    server_lr: float = setting(0.003, "learning rate of the server; 0, with sgd: that of clients", least=0)
     pers: int = setting(5, "epochs of fine-tuning of the personal model", least=0)
 
     def init_server(self, task, params, federation):
-        return FedMetaServer(params, torch.tensor(0))
+        state = optimizers.init_optimizer(tree.trainable(params), adam=self.server_kind == "adam")
+        return FedMetaServer(params, state, torch.tensor(0))
 
     def send(self, task, server, ids):
         return Same(server.model)
 
     def merge(self, task, server, ids, uploads, sizes):
         gradients = tree.mean(uploads["gradients"], torch.ones_like(sizes))
-        stepped = step_down(server.model, gradients, self.solver.rate(server.round))
+        now, along = tree.trainable(server.model), tree.trainable(gradients)
+        if self.server_kind == "adam":
+            moved, state = optimizers.adam(now, along, server.optimizer, self.server_lr)
+        else:
+            lr = self.server_lr or float(self.solver.rate(server.round))
+            moved, state = optimizers.sgd(now, along, server.optimizer, lr)
         statistics = {name: x - gradients[name] for name, x in server.model.items() if tree.is_statistic(name)}
-        return FedMetaServer(stepped | statistics, server.round + 1)
+        return FedMetaServer(server.model | moved | statistics, state, server.round + 1)
 
     def generic(self, task, server):
         return server.model

@@ -13,11 +13,9 @@ learning rate lr per round.
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
-
 from plures import tree
 from plures.learn.fit import step_down
-from plures.methods.base import Method, fit_head, setting
+from plures.methods.base import Averaged, fit_head, setting, weights_setting
 from plures.methods.ingredients.meta import meta_gradients
 from plures.tree import Params
 
@@ -27,7 +25,7 @@ class FedPerMetaClient(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FedPerMeta(Method):
+class FedPerMeta(Averaged):
     """The shared body is trained through the adaptation step of the private head."""
 
     inner_lr: float = setting(0.01, "learning rate of the head's adaptation step", least=0)
@@ -37,12 +35,10 @@ class FedPerMeta(Method):
     first_order: bool = setting(False, "ignore second derivatives (first-order meta-gradients)")
     share_head: bool = setting(False, "whether the head is sent and averaged too")
     pers: int = setting(5, "epochs of fine-tuning of the personal head", least=0)
+    weights: str = weights_setting("uniform")
 
     def shared(self, task, params):
         return params if self.share_head else tree.drop(params, task.is_head)
-
-    def merge(self, task, server, ids, uploads, sizes):
-        return tree.mean(uploads, torch.ones_like(sizes))
 
     def generic(self, task, server):
         return server if self.share_head else None

@@ -2,11 +2,13 @@
 
 Li et al., FedPHP: Federated Personalization with Inherited Private Models, 2021.
 
-Local loss: (1 - lam) * F(v) + lam * MMD(features of v, features of p), starting at the received model; then
+Local loss: (1 - lam) * F(v) + lam * R, starting at the received model, where R is the discrepancy MMD(features of v,
+features of p), or with `inherit=kd` the divergence of the predictions of v from those of p (distillation); then
 p <- mu p + (1 - mu) v with mu = min(mu_max, mu_max * c / expected rounds), where c counts the rounds that the client
 took part in. v is uploaded; p is the personal model.
 
-Differs from the paper: lam and the widths of the MMD kernels (multiples of the mean squared distance between the
+Differs from the paper: lam is 0.05, which the authors' code lists for both; the temperature of the distillation and the
+widths of the MMD kernels (multiples of the mean squared distance between the
 features of a batch) are ours, since the paper does not give its own.
 """
 
@@ -18,10 +20,12 @@ from torch import Tensor
 
 from plures import tree
 from plures.learn.fit import fit
+from plures.learn.task import masked_mean
 from plures.methods.base import NO_TERMS, Averaged, setting, with_penalties
 from plures.tree import Params
 
 WIDTHS = (0.5, 1.0, 2.0)  # of the MMD kernels, in mean squared distances
+TEMPERATURE = 2.0  # of the distillation
 
 
 class FedPHPClient(NamedTuple):
@@ -40,11 +44,19 @@ def mmd(a, b, mask):
     return (kernel * weight[:, None] * weight[None, :]).sum()
 
 
+def distillation(logits, teacher, mask):
+    """KL divergence of a model's softened predictions from those of its teacher, times the squared temperature."""
+    own, theirs = ((x / TEMPERATURE).log_softmax(-1) for x in (logits, teacher.detach()))
+    each = (theirs.exp() * (theirs - own)).sum(-1)
+    return TEMPERATURE**2 * masked_mean(each.flatten(1).mean(1) if each.dim() > 1 else each, mask)
+
+
 @dataclass(frozen=True)
 class FedPHP(Averaged):
     """Keeps a moving average of the client's models, and trains new models to have features close to its own."""
 
-    lam: float = setting(0.05, "weight of the discrepancy between features in the loss", least=0, most=1)
+    lam: float = setting(0.05, "weight of the discrepancy between the two models in the loss", least=0, most=1)
+    inherit: str = setting("mmd", "what is compared: features (MMD), or predictions (KD)", choices=("mmd", "kd"))
     mu_max: float = setting(0.9, "largest weight of past models in the moving average", least=0, most=1)
 
     depends_on_rounds = True
@@ -56,7 +68,10 @@ class FedPHP(Averaged):
         def objective(params, batch, past, penalties):
             if self.lam == 0:
                 return with_penalties(task.loss(params, batch), params, penalties)
-            discrepancy = mmd(task.features(params, batch.x), task.features(past, batch.x).detach(), batch.mask)
+            if self.inherit == "mmd":
+                discrepancy = mmd(task.features(params, batch.x), task.features(past, batch.x).detach(), batch.mask)
+            else:
+                discrepancy = distillation(task.logits(params, batch.x), task.logits(past, batch.x), batch.mask)
             return with_penalties((1 - self.lam) * task.loss(params, batch) + self.lam * discrepancy, params, penalties)
 
         fitted = fit(objective, terms.start_from(received), shard, self.solver, given=(client.model, terms.penalties))

@@ -5,8 +5,9 @@ Collins et al., Exploiting Shared Representations for Personalized Federated Lea
 In each round a client first trains its head on the received body, which is frozen and in inference mode, so that
 BatchNorm statistics stay as they are. Then it trains the body with the head frozen. Only the body is sent and averaged.
 
-Differs from the paper: the mean is weighted by numbers of rows (`weights=uniform` gives the paper's); there is no final
-round in which all heads are trained again.
+Differs from the paper: the mean is weighted by numbers of rows (`weights=uniform` gives the paper's). The authors' code
+trains all heads again after the last round, for ten epochs; here `pm_epochs` does so whenever a personal model is made,
+and is 0.
 """
 
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ class FedRep(Averaged):
     """Trains the private head first, then the shared body for the epochs or steps of the solver."""
 
     head_epochs: int = setting(10, "epochs of training the head before the body", least=0)
+    pm_epochs: int = setting(0, "epochs that the head is trained again for the personal model", least=0)
 
     def shared(self, task, params):
         return tree.drop(params, task.is_head)
@@ -50,7 +52,9 @@ class FedRep(Averaged):
         return received | client.head
 
     def personalize(self, task, received, client, shard):
-        return received | client.head
+        if not self.pm_epochs:
+            return received | client.head
+        return received | fit_head(task, client.head, received, shard, self.solver, self.pm_epochs).params
 
     def adapt(self, task, received, shard, epochs):
         head = tree.keep(task.initial, task.is_head)

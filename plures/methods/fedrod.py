@@ -7,10 +7,13 @@ generic logits are constants in the second term. So body and generic head learn 
 personal head from plain cross-entropy alone. With `head=hyper` a shared hypernetwork makes the personal head from the
 client's class proportions, so that a client that never trained has one too; the proportions are never sent.
 
+The personal model has the server's body and generic head and the client's own personal head, as the paper says in words
+(Appendix B.2); with `head=hyper` the personal head is made by the server's hypernetwork.
+
 Differs from the paper: the personal head starts at zero (the paper does not say), so that at first the personal model
-is the generic one. As in the paper's tables, the personal model has the body and the generic head that the client
-trained in its last round; with `pm_base=server` it has the server's. With `loss=meta-bsm` the loss on the public set is
-plain cross-entropy: with the learned loss itself, as printed, weights of zero would be the best.
+is the generic one. With `pm_base=local` body and heads are those that the client had after its last training. With
+`loss=meta-bsm` the loss on the public set is plain cross-entropy: with the learned loss itself, as printed, weights of
+zero would be the best.
 """
 
 import dataclasses
@@ -64,9 +67,9 @@ class FedRoD(Averaged):
     meta_lr: float = setting(0.01, "meta-bsm: learning rate on the public set", least=0)
     learn_gamma: bool = setting(True, "meta-bsm: whether it learns the strength too, or only the weights of rows")
     pm_base: str = setting(
-        "local",
-        "body and generic head of the personal model: as the client last trained them, or the server's",
-        choices=("local", "server"),
+        "server",
+        "body, generic head and hypernetwork of the personal model: the server's, or as the client last trained them",
+        choices=("server", "local"),
     )
 
     refuses = {
@@ -125,8 +128,12 @@ class FedRoD(Averaged):
         return client, upload, {"loss": fitted.loss, "steps": fitted.steps}
 
     def personalize(self, task, received, client, shard):
-        base = client.model if self.pm_base == "local" else self.shared(task, received)
-        return self.with_head(task, base, client.head["weight"])
+        if self.pm_base == "local":
+            return self.with_head(task, client.model, client.head["weight"])
+        weight = client.head["weight"]
+        if self.head == "hyper":
+            weight = generate_head(tree.keep(received, is_hyper), shard.counts)
+        return self.with_head(task, self.shared(task, received), weight)
 
     def with_head(self, task, base, weight):
         """The model whose head is the sum of both heads; they read the same features."""

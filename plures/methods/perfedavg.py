@@ -9,8 +9,9 @@ a difference of gradients (`hf`), or exact (`exact`). The personal model is the 
 rate alpha.
 
 Differs from the paper: the outer learning rate is lr. D, D' and D'' are thirds of a batch of three times the size
-(halves for `fo`); a batch with fewer rows than parts repeats a row. By default the personal model takes one epoch of
-steps, as the Fed-RoD paper strengthens it.
+(halves for `fo`), and rows are met three times (twice), so that there are as many outer steps as other methods take; a
+batch with fewer rows than parts repeats a row. By default the Hessian is ignored, and the personal model
+takes one epoch of steps, as the Fed-RoD paper strengthens it.
 """
 
 import dataclasses
@@ -34,10 +35,11 @@ class PerFedAvg(Averaged):
     """Local steps along meta-gradients, through one adaptation step."""
 
     order: str = setting(
-        "hf", "Hessian: ignored, by a difference of gradients, or exact", choices=("fo", "hf", "exact")
+        "fo", "Hessian: ignored, by a difference of gradients, or exact", choices=("fo", "hf", "exact")
     )
     alpha: float = setting(0.01, "learning rate of the adaptation step", least=0)
     delta: float = setting(1e-3, "hf: half the distance between the two points of the difference", least=1e-12)
+    repeat: bool = setting(True, "meet rows as often as a step has parts, so that there are as many steps as batches")
     pm_epochs: int = setting(1, "epochs of adaptation for the personal model", least=0)
     weights: str = weights_setting("uniform")
 
@@ -56,6 +58,8 @@ class PerFedAvg(Averaged):
             return value + step + with_penalties(torch.zeros(()), params, penalties)
 
         solver = dataclasses.replace(self.solver, batch=n_parts * self.solver.batch)
+        if self.repeat:
+            solver = dataclasses.replace(solver, epochs=n_parts * solver.epochs)
         fitted = fit(objective, terms.start_from(received), shard, solver, given=(terms.penalties,))
         return client, fitted.params, {"loss": fitted.loss, "steps": fitted.steps}
 

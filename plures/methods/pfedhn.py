@@ -5,8 +5,9 @@ Shamsian et al., Personalized Federated Learning using Hypernetworks, 2021.
 The server sends theta = H(v_i), and the client trains it and uploads the result. The server backpropagates the change
 through H: the gradient of (H, v_i) is J^T (theta - trained). H is an MLP with one linear output layer for each tensor.
 
-Differs from the paper: with several clients in a round, the gradients of H are averaged for one step; each embedding is
-updated by its own client alone. BatchNorm statistics stay with the client. `private=head/statistics` keeps the head
+Differs from the paper: with several clients in a round, the gradients of H are added up for one step, where the authors
+take one client, and a step, after the other (`cohort=mean` averages them); each embedding is updated by its own client
+alone. BatchNorm statistics stay with the client. `private=head/statistics` keeps the head
 with the client too (pFedHN-PC).
 """
 
@@ -43,6 +44,7 @@ class PFedHN(Method):
     hyper_lr: float = setting(1e-2, "learning rate of the hypernetwork and the embeddings", least=0)
     hyper_momentum: float = setting(0.9, "momentum for both", least=0, most=0.999)
     hyper_decay: float = setting(1e-3, "weight decay for both", least=0)
+    cohort: str = setting("sum", "gradients of the clients of a round: added up, or averaged", choices=("sum", "mean"))
     clip: float = setting(50.0, "gradients of both are clipped to this norm", least=0)
 
     refuses = {
@@ -89,7 +91,8 @@ class PFedHN(Method):
             sent = self.generate(task, net, embeddings)
             change = [x.detach() - uploads[name] for name, x in sent.items()]
             gradients = torch.autograd.grad(list(sent.values()), [embeddings, *net.values()], change)
-        own, rest = gradients[0], dict(zip(net, [g / len(ids) for g in gradients[1:]], strict=True))
+        n = len(ids) if self.cohort == "mean" else 1
+        own, rest = gradients[0], dict(zip(net, [g / n for g in gradients[1:]], strict=True))
         own = torch.stack([optimizers.clip(x, self.clip) for x in own])
         rest = optimizers.clip(rest, self.clip)
         before, momentum = server.embeddings[ids], server.embedding_momentum[ids]

@@ -4,13 +4,17 @@ Ma et al., Layer-wised Model Aggregation for Personalized Federated Learning, 20
 
 For each client, the server keeps its last model and a small hypernetwork. The hypernetwork outputs a weight for every
 (layer, client); the weights of each layer sum to one. A client trains its mixture as in FedAvg. The server
-backpropagates the change through the mixture: mixer <- mixer + lr * J^T (after - before), where J is the Jacobian of
-the mixture with respect to the hypernetwork, at the models that the mixture was made from.
+backpropagates the change through the mixture: mixer <- mixer + step along J^T (after - before), where J is the Jacobian
+of the mixture with respect to the hypernetwork, at the models that the mixture was made from.
 
-Differs from the paper: the paper does not name the map to weights that sum to one; here it is softmax, and the last
-layer starts at zero, so that the first mixture is the plain mean (`alpha_map=relu_norm` is what public code does). A
-layer is a module with its weight and bias. BatchNorm statistics stay with the client. The sign of the update is that of
-the paper's derivation, for which a step lowers the loss.
+Differs from the paper, which names neither the map to weights that sum to one, nor how the hypernetworks start, nor
+their optimizer and its rate. Here the map is softmax and the last layer starts at zero, so that the first mixture is
+the plain mean (`alpha_map=relu_norm` is what public code does). The change of each layer is divided by its length and
+by how far the clients' layers are apart, so that a step depends neither on the size of a layer nor on the clients'
+learning rate, and the optimizer is Adam: with plain steps at the rate of public code (`mixer_optimizer=sgd,unit=false,
+mixer_lr=0.005`) the weights stay equal, and the method is FedAvg. A layer is a module with its weight and bias.
+BatchNorm statistics stay with the client. The sign of the update is that of the paper's derivation, for which a step
+lowers the loss.
 """
 
 import math
@@ -21,6 +25,8 @@ import torch
 from torch import Tensor
 
 from plures import seeds, tree
+from plures.learn import optimizers
+from plures.learn.optimizers import OptimizerState
 from plures.methods.addons.keep import KeepLocal
 from plures.methods.base import Collected, Method, setting
 from plures.methods.messages import Each
@@ -32,6 +38,9 @@ DEPTH = 3  # number of fully connected layers between embedding and output
 class PFedLAServer(NamedTuple):
     models: Params  # [client, ...], each client's last model
     mixers: Params  # [client, ...], each client's embedding and hypernetwork
+    first: Params  # [client, ...], Adam's mean of gradients; empty with mixer_optimizer=sgd
+    second: Params  # [client, ...], its mean of squares
+    steps: Tensor  # [client], how many it has made for each
 
 
 @dataclass(frozen=True)
@@ -40,6 +49,8 @@ class PFedLA(Collected):
 
     width: int = setting(100, "size of the embedding and the hidden layers of a hypernetwork", least=1)
     mixer_lr: float = setting(5e-3, "learning rate of the hypernetworks", least=0)
+    mixer_optimizer: str = setting("adam", "optimizer of the hypernetworks", choices=("adam", "sgd"))
+    unit: bool = setting(True, "divide the change of each layer by its length and by how far clients' layers are apart")
     alpha_map: str = setting("softmax", "map to weights that sum to one", choices=("softmax", "relu_norm"))
     self_bias: float = setting(0.0, "softmax: initial bias of the logit of a client's own model")
     layer_mean: bool = setting(False, "divide the change of each layer by its number of weights")
@@ -64,7 +75,8 @@ class PFedLA(Collected):
         else:
             mixers["output.weight"] = draw(100, n_layers, n, self.width)
             mixers["output.bias"] = draw(101, n_layers, n)
-        return PFedLAServer(tree.repeat(params, n), mixers)
+        moments = tree.zeros_like(mixers) if self.mixer_optimizer == "adam" else {}
+        return PFedLAServer(tree.repeat(params, n), mixers, moments, dict(moments), torch.zeros(n))
 
     def weights(self, mixers: Params, ids: Tensor) -> Tensor:
         """How much of each client's layer each receiver gets: [receiver, layer, client]."""
@@ -99,10 +111,42 @@ class PFedLA(Collected):
             change = {name: uploads[name] - sent[name].detach() for name in sent}
             if self.layer_mean:
                 change = {name: x / self._layer_size(task, uploads, name) for name, x in change.items()}
+            if self.unit:
+                change = self.scale_to_unit(task, server.models, tree.detach(sent), change)
             gradients = torch.autograd.grad(list(sent.values()), list(mixers.values()), [change[name] for name in sent])
-        steps = dict(zip(mixers, gradients, strict=True))
-        mixers = tree.axpy(self.mixer_lr, steps, tree.detach(mixers))
-        return PFedLAServer(tree.put(server.models, ids, uploads), tree.put(server.mixers, ids, mixers))
+        upwards, mixers = dict(zip(mixers, gradients, strict=True)), tree.detach(mixers)
+        models = tree.put(server.models, ids, uploads)
+        if self.mixer_optimizer == "sgd":
+            mixers = tree.axpy(self.mixer_lr, upwards, mixers)
+            return server._replace(models=models, mixers=tree.put(server.mixers, ids, mixers))
+        state = OptimizerState(tree.rows(server.first, ids), tree.rows(server.second, ids), server.steps[ids])
+        mixers, state = optimizers.adam_rows(mixers, tree.scale(-1, upwards), state, self.mixer_lr)
+        return PFedLAServer(
+            models,
+            tree.put(server.mixers, ids, mixers),
+            tree.put(server.first, ids, state.first),
+            tree.put(server.second, ids, state.second),
+            server.steps.index_copy(0, ids, state.steps),
+        )
+
+    def scale_to_unit(self, task, models, sent, change):
+        """The change of each receiver's layers over its length and over how far all clients' layers are from it."""
+        lengths: dict[str, Tensor] = {}
+        spreads: dict[str, Tensor] = {}
+        for name, x in change.items():
+            layer = task.layer_of(name)
+            lengths[layer] = lengths.get(layer, 0) + x.flatten(1).square().sum(1)
+            apart = torch.cdist(sent[name].flatten(1), models[name].flatten(1)).square().mean(1)
+            spreads[layer] = spreads.get(layer, 0) + apart
+        # Where all clients have the same layer there is nothing to choose, and no step is taken.
+        factors = {
+            layer: torch.where(spreads[layer] > 1e-12, (lengths[layer] * spreads[layer]).clamp(min=1e-30).rsqrt(), 0.0)
+            for layer in lengths
+        }
+        return {
+            name: x * factors[task.layer_of(name)].to(x.dtype).reshape(-1, *[1] * (x.dim() - 1))
+            for name, x in change.items()
+        }
 
     def _layer_size(self, task, stacked, name):
         layer = task.layer_of(name)

@@ -32,11 +32,16 @@ class PFedMe(Averaged):
     inner_steps: int = setting(5, "gradient steps of the personal model for each batch", least=1)
     inner_lr: float = setting(0.05, "learning rate of these steps", least=0)
     beta: float = setting(1.0, "share of the way to the mean that the server moves", least=0)
+    outer_lr: float = setting(0.0, "learning rate of the shared model; 0: that of clients", least=0)
     warm: bool = setting(False, "start each batch at the last personal model instead of the shared one")
 
     def merge(self, task, server, ids, uploads, sizes):
         mean = super().merge(task, server, ids, uploads, sizes)
-        return mean if self.beta == 1 else tree.map(lambda old, new: torch.lerp(old, new, self.beta), server, mean)
+        if self.beta == 1:
+            return mean
+        # Statistics of BatchNorm are averaged: beyond the mean a variance may be negative.
+        old, new = tree.trainable(server), tree.trainable(mean)
+        return mean | tree.map(lambda old, new: torch.lerp(old, new, self.beta), old, new)
 
     def init_client(self, task, params):
         return PFedMeClient(params)
@@ -65,7 +70,7 @@ class PFedMe(Averaged):
 
         start = terms.start_from(received)
         both = {"shared": start, "recorded": client.model}
-        fitted = fit(objective, both, shard, self.solver, given=(terms.penalties,))
+        fitted = fit(objective, both, shard, self.solver.with_rate(self.outer_lr), given=(terms.penalties,))
         metrics = {"loss": fitted.loss, "steps": fitted.steps}
         return PFedMeClient(fitted.params["recorded"]), fitted.params["shared"], metrics
 

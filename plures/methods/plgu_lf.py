@@ -10,7 +10,9 @@ D layers with the highest scores; its other layers are replaced by the received 
 Differs from the paper: equation 5 is read with the exponent 1/p, for which it is SAM's solution, not p - 1. Scores have
 a mean of one, so that equal scores are SAM. All layers are perturbed, along the gradient of the personal model (two
 passes per step); `perturb`, `eps_from` and `grad_at` give the other readings. A normalisation layer has the score of
-the layer before it.
+the layer before it. In its first round a client takes all layers as received: all scores are equal then, and the D
+lowest layers would stay at their random start. The paper says |L_Uni| = 5 in section 6.1 and D = 5 in section 6.3,
+which contradict each other; `personal` is D.
 """
 
 from dataclasses import dataclass
@@ -89,7 +91,9 @@ class PlguLf(Layerwise, Averaged):
             return own_loss + with_gradient(own, gradients) + shared_loss + statistics_term(shared, unperturbed)
 
         scores, personal = self.score_tensors(task, client, received)
-        own = {name: torch.where(personal[name] > 0, x, received[name]) for name, x in client.model.items()}
+        # A client that takes part for the first time has no layer of its own yet.
+        keeps = {name: (p > 0) & (client.rounds > 0) for name, p in personal.items()}
+        own = {name: torch.where(keeps[name], x, received[name]) for name, x in client.model.items()}
         factor = {"all": lambda p: torch.ones_like(p), "uni": lambda p: 1 - p, "per": lambda p: p}[self.perturb]
         scores = {name: x * factor(personal[name]) for name, x in scores.items()}
         fitted = fit(objective, {"own": own, "shared": received}, shard, self.solver, given=(scores,))

@@ -41,7 +41,7 @@ def from_rows(state: RunState, path: Path, epochs: int) -> Adapted:
     train, test = own_rows(data, scene.config.seed, scene.config.test_share)
     x, y = torch.from_numpy(data.x).to(scene.task.example.dtype), torch.from_numpy(data.y)
     work = _work(state, x, y, train, test)
-    found = score_new_clients(work, state.server, len(scene.population.train), epochs)
+    found = score_new_clients(work, state.server, len(scene.population.train), epochs, state.round)
     summary: dict[str, Any] = {
         "method": scene.config.method,
         "epochs": epochs,
@@ -50,7 +50,7 @@ def from_rows(state: RunState, path: Path, epochs: int) -> Adapted:
     }
     if found is not None:
         summary |= {key: value for key, value in found.to_json().items() if key != "n"}
-    return Adapted(adapted_model(work, _message(state), epochs), summary)
+    return Adapted(adapted_model(work, _message(state), epochs, state.round), summary)
 
 
 def with_classes_of_run(data: Dataset, known: tuple[str, ...]) -> Dataset:
@@ -85,7 +85,7 @@ def from_counts(state: RunState, counts: list[int]) -> Adapted:
     x = task.example.expand(len(y), *task.example.shape)
     work = _work(state, x, y, np.arange(len(y)), np.zeros(0, np.int64))
     about = {"method": config.method, "epochs": 0, "class_counts": counts}
-    return Adapted(adapted_model(work, _message(state), 0), about)
+    return Adapted(adapted_model(work, _message(state), 0, state.round), about)
 
 
 def _message(state: RunState) -> Tree:

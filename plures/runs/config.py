@@ -56,7 +56,7 @@ class Config(BaseModel):
     clip: float = Field(0.0, ge=0, description="clients' gradients are scaled down to this norm; 0 leaves them alone")
     optimizer: Literal["sgd", "adam", "adamw"] = Field("sgd", description="optimizer of clients")
     last_batch: Literal["even", "drop", "keep"] = Field(
-        "keep",
+        "even",
         description="rows that fill no batch: make all batches nearly equal (even), leave these rows out of the epoch "
         "(drop), or make a smaller last batch (keep)",
     )

@@ -2,25 +2,55 @@
 
 from typing import Any
 
+from plures.errors import UsageError
+
 # Options that came later -> what 0.1.0 did. At these values they are no part of a run's identity: it is that of 0.1.0.
 OPTIONS: dict[str, Any] = {
     **{"engine": "traced", "precision": "float32", "lr_decay_every": 1, "schedule": "exponential", "nesterov": False},
     **{"clip": 0.0, "last_batch": "keep", "local_work": None, "min_rows": 0, "augment": "none"},
     **{"server_optimizer": "sgd", "server_lr": None},
 }
-# The same for settings of methods and add-ons; of 0.1.0 none has a name with two meanings here.
-SETTINGS: dict[str, Any] = {"pm_lr": 0.0, "pm_epochs": 0}
+# The same for settings: method -> its settings that came later.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "ditto": {"pm_lr": 0.0, "pm_epochs": 0},
+    "apfl": {"pm_lr": 0.0},
+    "fedrep": {"pm_epochs": 0},
+    "fedphp": {"inherit": "mmd"},
+    "pfedme": {"outer_lr": 0.0},
+    "perfedavg": {"repeat": False},
+    "pfedhn": {"cohort": "mean"},
+    "plgu-ghn": {"cohort": "mean"},
+    "fedpermeta": {"weights": "uniform"},
+}
+# Methods whose steps or state are others since: their folders cannot go on.
+CHANGED = ("fedamp", "fedfomo", "apple", "fedmeta", "pfedla", "heurpfedla", "plgu-lf")
+
+
+def base_of(method: str) -> str:
+    """The name of a method without settings and add-ons."""
+    return method.partition("+")[0].partition(":")[0]
 
 
 def with_old_defaults(values: dict[str, Any]) -> dict[str, Any]:
     """The options in a run folder's config.toml; where 0.1.0 wrote it, with what 0.1.0 did."""
     if "engine" in values:
         return values
-    return OPTIONS | values
+    settings = SETTINGS.get(base_of(values.get("method", "")), {}) | values.get("settings", {})
+    return OPTIONS | values | {"settings": settings}
 
 
 def left_out(fields: dict[str, Any]) -> dict[str, Any]:
     """The fields of an identity without those that say what 0.1.0 did anyway."""
     kept = {name: value for name, value in fields.items() if OPTIONS.get(name, ...) != value}
-    settings = {name: value for name, value in kept["settings"].items() if SETTINGS.get(name, ...) != value}
+    since = SETTINGS.get(base_of(fields["method"]), {})
+    settings = {name: value for name, value in fields["settings"].items() if since.get(name, ...) != value}
     return kept | {"settings": settings}
+
+
+def refuse_changed(method: str, version: str) -> None:
+    """Raise if a method that a folder was made with does something else now."""
+    if version.startswith("0.1.") and base_of(method) in CHANGED:
+        raise UsageError(
+            f"this run was made by version {version}, since which {base_of(method)} computes something else (see "
+            "CHANGELOG.md); resume it with that version, or start it anew"
+        )

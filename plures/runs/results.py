@@ -96,7 +96,7 @@ def personal_scores(evaluation: Evaluation) -> dict[str, float]:
     return {"mean": float(each.mean()), "pooled": pooled, "std": float(each.std()), "worst5": worst, "top5": top}
 
 
-def generic_scores(evaluation: Evaluation) -> dict[str, float] | None:
+def generic_scores(evaluation: Evaluation) -> dict[str, Any] | None:
     """The one model for all: accuracy over all test rows, and the mean over clients."""
     if evaluation.generic is None or not evaluation.ids:
         return None
@@ -178,7 +178,7 @@ def _chosen(rounds: list[Round], scores: dict[str, float]) -> dict[str, Any]:
     out: dict[str, Any] = {
         "best_round": best_row.round,
         "best_mean": best_row.personal_mean,
-        "best_pooled": max(float(row.personal_pooled) for row in seen if row.personal_pooled is not None),
+        "best_pooled": best_row.personal_pooled,
         "mean_last10": float(np.mean(means[-10:])),
         "validated": None,
     }
@@ -195,7 +195,10 @@ def summary(rounds: list[Round], evaluation: Evaluation, config: Config, model_n
     if evaluation.ids:
         scores = personal_scores(evaluation)
         personal = scores | _chosen(rounds, scores) | {"model": model_name, "unchosen": config.unchosen}
+        personal |= {"scored": len(evaluation.ids), "never_trained": len(evaluation.never_trained)}
     generic = generic_scores(evaluation)
+    if generic is not None:
+        generic["is_mean_of_personal"] = evaluation.generic_is_mean
     if evaluation.pool is not None and personal is not None:
         of_personal, of_generic = pool_scores(evaluation.pool)
         personal |= of_personal

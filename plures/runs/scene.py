@@ -44,7 +44,8 @@ class Scene(NamedTuple):
     def work(self, initial: Any) -> Work:
         """What the jobs of this run are done with; `initial` is the state of a client that has not taken part."""
         engine = Engine.parse(self.config.engine)
-        return Work(self.method, self.task, self.population, initial, self.config.style, engine)
+        config = self.config
+        return Work(self.method, self.task, self.population, initial, config.style, engine, config.new_epochs)
 
 
 class Objects(NamedTuple):

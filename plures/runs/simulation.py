@@ -13,7 +13,7 @@ from plures import tree
 from plures.engine import Usage
 from plures.errors import RunFailed, UsageError
 from plures.files import write_text
-from plures.methods.messages import Message
+from plures.methods.messages import Message, Same
 from plures.runs import results
 from plures.runs.callbacks import Callback, Callbacks, Say, say_nothing
 from plures.runs.config import Config, config_toml
@@ -100,7 +100,7 @@ class Simulation:
         with_pool = is_last
         if config.pool_every and config.eval_every:
             with_pool = is_last or state.round // config.eval_every % config.pool_every == 0
-        return self.evaluator.evaluate(state.server, state.round, is_last, with_pool)
+        return self.evaluator.evaluate(state.server, state.round, is_last, with_pool, state.store.written)
 
     def score_new_clients(self) -> NewClients | None:
         """Scores of the clients that were held out of training."""
@@ -108,11 +108,13 @@ class Simulation:
         if scene.new_clients is None:
             return None
         work = self.executor.work._replace(population=scene.new_clients)
-        return score_new_clients(work, self.state.server, len(scene.population.train), scene.config.new_epochs)
+        first, epochs = len(scene.population.train), scene.config.new_epochs
+        return score_new_clients(work, self.state.server, first, epochs, self.state.round)
 
     def score_as_new(self) -> NewClients:
         """Scores of the clients of training with models made from the server's state alone, over some epochs."""
-        found = score_new_clients(self.executor.work, self.state.server, 0, self.state.scene.config.personal_epochs)
+        epochs = self.state.scene.config.personal_epochs
+        found = score_new_clients(self.executor.work, self.state.server, 0, epochs, self.state.round)
         if found is None:
             raise RunFailed("personal_epochs: no client has rows to train and to test on")
         return found
@@ -147,11 +149,16 @@ class Simulation:
         state, scene = self.state, self.state.scene
         if client not in state.eligible:
             raise UsageError(f"client {client} has no model: clients are {_in_short(state.eligible)}")
+        is_new = client in self.evaluator.served_as_new(state.round, state.store.written)
         with torch.no_grad():
-            message = scene.method.serve(scene.task, state.server, torch.tensor([client]))
+            if is_new:
+                message: Message = Same(scene.method.newcomer(scene.task, state.server))
+            else:
+                message = scene.method.serve(scene.task, state.server, torch.tensor([client]))
             shards = scene.population.shards([client], "train", "personalize", state.round)
             states = state.store.rows(torch.tensor([client]))
-            return tree.row(one_by_one(personal_function(scene.method, scene.task), message, states, shards), 0)
+            make = personal_function(self.executor.work, is_new)
+            return tree.row(one_by_one(make, message, states, shards), 0)
 
 
 class ModelsOfFolder(Mapping[int, Tree]):

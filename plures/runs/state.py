@@ -18,7 +18,7 @@ from plures.engine import KernelCount, Usage
 from plures.errors import RunFailed, UsageError
 from plures.methods.base import Federation
 from plures.methods.messages import Message, one_of, some_of
-from plures.runs import checkpoint, results
+from plures.runs import checkpoint, older, results
 from plures.runs.callbacks import Say
 from plures.runs.results import Round
 from plures.runs.scene import Scene
@@ -218,6 +218,7 @@ class RunState:
             self.say(sentence)
         if found is None:
             return {}
+        older.refuse_changed(self.scene.config.method, found.manifest["plures"])
         of_rounds = found.manifest.get("of_rounds", self.scene.config.rounds)  # it may have been given more since
         before = self.scene.config.model_copy(update={"rounds": of_rounds})
         if found.manifest["config"] != before.identity():

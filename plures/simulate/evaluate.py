@@ -1,8 +1,8 @@
 """Evaluation: how well every client's own model, and the one for all, do on test rows. It reads state, changes none."""
 
 import time
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from plures.methods.base import Method
 from plures.methods.messages import Same
 from plures.simulate.executor import Executor
 from plures.simulate.stacking import run_group
-from plures.simulate.work import classes_function
+from plures.simulate.work import States, classes_function
 from plures.tree import Params, Tree
 
 MOST_ON_POOL = 1000  # clients whose models are tested on the pool, where every test is a large one
@@ -43,6 +43,8 @@ class Evaluation(NamedTuple):
     validation: Sums | None = None  # of the clients that have rows kept apart
     pool: Pool | None = None
     personal_flops: int | None = None  # of making all personal models once; None where that is not known
+    never_trained: tuple[int, ...] = ()  # clients among them that never took part, and are served as new ones
+    generic_is_mean: bool = False  # whether the one model for all is only the mean of the personal ones
 
 
 class Evaluator(NamedTuple):
@@ -53,36 +55,52 @@ class Evaluator(NamedTuple):
     scored: list[int]
     refresh: bool  # score clients after one more training, on a copy of their state
 
-    def evaluate(self, server: Tree, round: int, is_last: bool, with_pool: bool) -> Evaluation:
+    def evaluate(self, server: Tree, round: int, is_last: bool, with_pool: bool, trained: Tensor) -> Evaluation:
         """Scores of every client's personal model, and of the one for all.
 
+        trained: [client], which ones have taken part.
         is_last: the run ends here; a method without a model for all is scored by the mean of the personal ones.
         with_pool: test on the pool of all clients' rows, too.
         """
         began = time.perf_counter()
         method, task, population, *_ = self.executor.work
+        new = self.served_as_new(round, trained)
         with torch.no_grad():
             before = self.executor.personal_flops
-            personal = _add_up(self._score(server, round, self.scored, "test"))
+            personal = _sums(self._score(server, round, self.scored, "test", new))
             personal_flops = self.executor.personal_flops - before
             validation = None
             if population.validation:
                 have_rows = [i for i in self.scored if len(population.validation[i])]
-                validation = _add_up(self._score(server, round, have_rows, "validation"))
+                validation = _sums(self._score(server, round, have_rows, "validation", new))
             generic_model = method.generic(task, server)
-            if generic_model is None and is_last:
-                generic_model = self._mean_of_personal(server, round)
+            is_mean = generic_model is None and is_last
+            if is_mean:
+                generic_model = self._mean_of_personal(server, round, new)
             generic = None
             if self._is_one_for_all(server, generic_model):
                 generic = personal
             elif generic_model is not None:
                 blocks = self._blocks(self.scored)
-                generic = _add_up(self.executor.score_generic(generic_model, ids) for ids in blocks)
+                generic = _sums(_join([self.executor.score_generic(generic_model, ids) for ids in blocks]))
             pool = None
             if with_pool and len(population.pool) and self.scored:
-                pool = self._on_pool(server, round, generic_model)
+                pool = self._on_pool(server, round, generic_model, new)
         seconds = time.perf_counter() - began
-        return Evaluation(self.scored, personal, generic, seconds, validation, pool, personal_flops)
+        of_those = tuple(i for i in self.scored if i in new)
+        return Evaluation(
+            self.scored, personal, generic, seconds, validation, pool, personal_flops, of_those, bool(is_mean)
+        )
+
+    def served_as_new(self, round: int, trained: Tensor) -> set[int]:
+        """Clients that have never taken part, where what a client keeps makes its personal model.
+
+        Before the first round nobody has, and all are as they start.
+        """
+        has_state = bool(tree.leaves(self.executor.work.initial))
+        if self.refresh or round == 0 or not has_state:
+            return set()
+        return {i for i in self.eligible if not bool(trained[i])}
 
     def _is_one_for_all(self, server: Tree, generic_model: Params | None) -> bool:
         """Whether every client's personal model is the generic one: then it need not be scored twice."""
@@ -97,41 +115,58 @@ class Evaluator(NamedTuple):
         for at in range(0, len(ids), self.executor.capacity):
             yield ids[at : at + self.executor.capacity]
 
-    def _score(self, server: Tree, round: int, ids: list[int], rows: Rows) -> Iterator[dict[str, Tensor]]:
-        """Of personal models, block by block; class by class on the pool."""
-        method, task, executor = self.executor.work.method, self.executor.work.task, self.executor
-        for block in self._blocks(ids):
-            if self.refresh:  # trained on a copy: the result is scored and forgotten
-                executor.train(round, method.send(task, server, torch.tensor(block)), block)
-            message = method.serve(task, server, torch.tensor(block))
-            if rows == "pool":
-                yield {"hits": executor.score_classes(round, message, block, self.refresh)}
-            else:
-                yield executor.score(round, message, block, rows, self.refresh)
+    def _score(self, server: Tree, round: int, ids: list[int], rows: Rows, new: set[int]) -> dict[str, Tensor]:
+        """Of personal models, in the order of ids; on the pool, class by class."""
+        old_ids, new_ids = [i for i in ids if i not in new], [i for i in ids if i in new]
+        found = [self._score_block(server, round, block, rows) for block in self._blocks(old_ids)]
+        found += [self._score_new(server, round, block, rows) for block in self._blocks(new_ids)]
+        order = [*old_ids, *new_ids]
+        at = torch.tensor([order.index(i) for i in ids], dtype=torch.int64) if new_ids else slice(None)
+        return {name: x[at] for name, x in _join(found).items()}
 
-    def _on_pool(self, server: Tree, round: int, generic_model: Params | None) -> Pool:
+    def _score_block(self, server: Tree, round: int, ids: list[int], rows: Rows) -> dict[str, Tensor]:
+        method, task, executor = self.executor.work.method, self.executor.work.task, self.executor
+        if self.refresh:  # trained on a copy: the result is scored and forgotten
+            executor.train(round, method.send(task, server, torch.tensor(ids)), ids)
+        message, states = method.serve(task, server, torch.tensor(ids)), "fresh" if self.refresh else "kept"
+        if rows == "pool":
+            return {"hits": executor.score_classes(round, message, ids, cast(States, states))}
+        return executor.score(round, message, ids, rows, cast(States, states))
+
+    def _score_new(self, server: Tree, round: int, ids: list[int], rows: Rows) -> dict[str, Tensor]:
+        method, task, executor = self.executor.work.method, self.executor.work.task, self.executor
+        message = Same(method.newcomer(task, server))
+        if rows == "pool":
+            return {"hits": executor.score_classes(round, message, ids, "new")}
+        return executor.score(round, message, ids, rows, "new")
+
+    def _on_pool(self, server: Tree, round: int, generic_model: Params | None, new: set[int]) -> Pool:
         """Hits on all clients' test rows together, of the first clients if there are very many."""
         population, task, ids = self.executor.work.population, self.executor.work.task, self.scored[:MOST_ON_POOL]
-        personal = torch.cat([block["hits"] for block in self._score(server, round, ids, "pool")])
+        personal = self._score(server, round, ids, "pool", new)["hits"]
         hits = None
         if generic_model is not None:
             shards = population.shards([0], "pool", "test", 0)
-            fn = classes_function(Method(), task)
+            fn = classes_function(Method(), task, lambda received, client, shard: received)
             hits = run_group("one_by_one", fn, Same(generic_model), (), shards, shards)[0].numpy()
         n = np.bincount(population.y.numpy()[population.pool].ravel(), minlength=population.n_classes)
         counts = population.shards(ids, "train", "pool", 0).counts.numpy()
         return Pool(ids, n, personal.numpy(), hits, counts)
 
-    def _mean_of_personal(self, server: Tree, round: int) -> Params:
+    def _mean_of_personal(self, server: Tree, round: int, new: set[int]) -> Params:
         """The mean of all personal models, weighted by rows: for methods that have no model for all."""
         method, task, population, *_ = self.executor.work
-        sizes, total, n_rows = population.sizes(), None, 0
-        for ids in self._blocks(self.eligible):
-            message = method.serve(task, server, torch.tensor(ids))
-            part = self.executor.sum_of_personal(round, message, ids)
+        sizes, total = population.sizes(), None
+        parts: list[tuple[list[int], States]] = [
+            *((ids, "kept") for ids in self._blocks([i for i in self.eligible if i not in new])),
+            *((ids, "new") for ids in self._blocks([i for i in self.eligible if i in new])),
+        ]
+        for ids, states in parts:
+            newcomer = Same(method.newcomer(task, server)) if states == "new" else None
+            message = newcomer or method.serve(task, server, torch.tensor(ids))
+            part = self.executor.sum_of_personal(round, message, ids, states)
             total = part if total is None else tree.add(total, part)
-            n_rows += int(sizes[ids].sum())
-        return tree.scale(1 / n_rows, total)
+        return tree.scale(1 / int(sizes[self.eligible].sum()), total)
 
 
 def affordable_pool(n_clients: int, task: Task) -> int:
@@ -140,10 +175,11 @@ def affordable_pool(n_clients: int, task: Task) -> int:
     return min(2000, max(100, int(1e12 / of_a_row)))
 
 
-def _add_up(blocks: Iterable[dict[str, Tensor]]) -> Sums:
-    """Hits, loss and number of rows of each client, block after block."""
-    out: Sums = {"hits": [], "loss": [], "n": []}
-    for block in blocks:
-        for name, values in block.items():
-            out[name] += values.tolist()
-    return out
+def _join(blocks: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Blocks of clients, one after the other."""
+    names = ("hits", "loss", "n") if not blocks else blocks[0]
+    return {name: torch.cat([block[name] for block in blocks]) if blocks else torch.zeros(0) for name in names}
+
+
+def _sums(found: dict[str, Tensor]) -> Sums:
+    return {name: values.tolist() for name, values in found.items()}

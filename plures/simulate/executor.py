@@ -18,7 +18,7 @@ from plures.simulate.client_store import ClientStore
 from plures.simulate.grouping import group_clients
 from plures.simulate.shapes import Shapes
 from plures.simulate.tables import Tables
-from plures.simulate.work import Job, Kind, Work, train_function
+from plures.simulate.work import Job, Kind, States, Work, train_function
 from plures.simulate.workers import Workers
 from plures.tree import Params, Tree
 
@@ -71,42 +71,48 @@ class Executor:
         return Trained(clients, uploads, metrics, int(self._tables.first("flops", n_groups).sum()))
 
     def score(
-        self, round: int, message: Message, ids: list[int], rows: Rows = "test", is_fresh: bool = False
+        self, round: int, message: Message, ids: list[int], rows: Rows = "test", states: States = "kept"
     ) -> dict[str, Tensor]:
-        """Hits, loss and number of rows of each client's personal model; `is_fresh`, as `train` has just left it."""
-        self._tables.deliver(message, len(ids))
-        n_groups = self._score("score", round, isinstance(message, Each), ids, rows, is_fresh)
+        """Hits, loss and number of rows of each client's personal model."""
+        self._deliver(message, ids, states)
+        n_groups = self._score("score", round, isinstance(message, Each), ids, rows, states)
         self.personal_flops += int(self._tables.first("personal flops", n_groups).sum())
         return tree.map(Tensor.clone, self._tables.first("scores", len(ids)))
 
-    def score_classes(self, round: int, message: Message, ids: list[int], is_fresh: bool = False) -> Tensor:
+    def score_classes(self, round: int, message: Message, ids: list[int], states: States = "kept") -> Tensor:
         """[client, class]: hits of each client's personal model on the pool."""
-        self._tables.deliver(message, len(ids))
-        self._score("classes", round, isinstance(message, Each), ids, "pool", is_fresh)
+        self._deliver(message, ids, states)
+        self._score("classes", round, isinstance(message, Each), ids, "pool", states)
         return self._tables.first("classes", len(ids)).clone()
 
     def score_generic(self, params: Params, ids: list[int]) -> dict[str, Tensor]:
         """Hits, loss and number of rows of one model on every client's test rows."""
         self._tables.deliver_generic(params)
-        self._score("generic", 0, False, ids, "test", False)
+        self._score("generic", 0, False, ids, "test", "kept")
         return tree.map(Tensor.clone, self._tables.first("scores", len(ids)))
 
-    def sum_of_personal(self, round: int, message: Message, ids: list[int]) -> Params:
+    def sum_of_personal(self, round: int, message: Message, ids: list[int], states: States = "kept") -> Params:
         """The sum of the clients' personal models, weighted by their training rows."""
-        self._tables.deliver(message, len(ids))
+        self._deliver(message, ids, states)
         task = self.work.task
         cost = cost_of(task.size, self.work.method.solver.batch, 1, 2 * tree.n_bytes(task.initial))
-        n_groups = self._run("sum", round, isinstance(message, Each), ids, self._n_steps(ids), cost)
+        n_groups = self._run("sum", round, isinstance(message, Each), ids, self._n_steps(ids), cost, states=states)
         return tree.map(lambda x: x.sum(0), self._tables.first("sums", n_groups))
 
-    def _score(self, kind: Kind, round: int, is_each: bool, ids: list[int], rows: Rows, is_fresh: bool) -> int:
+    def _deliver(self, message: Message, ids: list[int], states: States) -> None:
+        if states == "new":
+            self._tables.deliver_newcomer(message.tree)
+        else:
+            self._tables.deliver(message, len(ids))
+
+    def _score(self, kind: Kind, round: int, is_each: bool, ids: list[int], rows: Rows, states: States) -> int:
         task, population = self.work.task, self.work.population
         eighths = [len(population.rows_of(i, rows)) * EIGHTHS // TEST_BATCH + 1 for i in ids]
         width = min(TEST_BATCH, TEST_BATCH // EIGHTHS * int(np.median(eighths)))
         bytes_each = 2 * tree.n_bytes(task.initial) + 2 * TEST_BATCH * task.row_bytes
         step, overhead, most = cost_of(task.size, width, 1, bytes_each)
         cost = Cost(step * (TEST_BATCH // EIGHTHS) / width, overhead / EIGHTHS, most)
-        return self._run(kind, round, is_each, ids, eighths, cost, rows, is_fresh)
+        return self._run(kind, round, is_each, ids, eighths, cost, rows, states)
 
     def _n_steps(self, ids: list[int]) -> list[int]:
         solver, population = self.work.method.solver, self.work.population
@@ -125,12 +131,12 @@ class Executor:
         n_steps: Sequence[int],
         cost: Cost,
         rows: Rows = "test",
-        is_fresh: bool = False,
+        states: States = "kept",
     ) -> int:
         """Do the jobs of a cohort, the longest first; returns the number of groups."""
         groups = group_clients(n_steps, cost)
         jobs = [
-            Job(kind, round, is_each, k, places, [ids[i] for i in places], rows, is_fresh)
+            Job(kind, round, is_each, k, places, [ids[i] for i in places], rows, states)
             for k, places in enumerate(groups)
         ]
         jobs.sort(key=lambda job: cost.of([n_steps[i] for i in job.places]), reverse=True)

@@ -34,15 +34,18 @@ class NewClients(NamedTuple):
         }
 
 
-def score_new_clients(work: Work, server: Tree, first: int, epochs: int) -> NewClients | None:
-    """Scores of all clients of the work's population, which was not trained on; their ids count from `first`."""
+def score_new_clients(work: Work, server: Tree, first: int, epochs: int, round: int) -> NewClients | None:
+    """Scores of all clients of the work's population, which was not trained on; their ids count from `first`.
+
+    They train at the learning rate that the run has after `round` rounds, as `ft` does.
+    """
     ids = _scored(work.population)
     if not ids:
         return None
     with torch.no_grad():
         received = work.method.newcomer(work.task, server)
         generic_model = work.method.generic(work.task, server)
-    curve = adaptation_curve(work, received, first, epochs)
+    curve = adaptation_curve(work, received, first, epochs, round)
     generic = None
     if generic_model is not None:
         score = generic_function(work.task)
@@ -50,11 +53,11 @@ def score_new_clients(work: Work, server: Tree, first: int, epochs: int) -> NewC
         def score_generic(received: Tree, train: Shard, test: Shard) -> Tree:
             return score(received, test)
 
-        generic = _accuracies(work, score_generic, generic_model, ids, first)
+        generic = _accuracies(work, score_generic, generic_model, ids, first, round)
     return NewClients([first + i for i in ids], curve, generic, first)
 
 
-def adaptation_curve(work: Work, received: Tree, first: int, epochs: int) -> list[list[float]]:
+def adaptation_curve(work: Work, received: Tree, first: int, epochs: int, round: int) -> list[list[float]]:
     """The accuracy of each client with a test row after 0, 1, 2, ... epochs: [epochs][client]."""
     method, task = work.method, work.task
 
@@ -65,12 +68,12 @@ def adaptation_curve(work: Work, received: Tree, first: int, epochs: int) -> lis
         return score
 
     ids = _scored(work.population)
-    return [_accuracies(work, score_after(e), received, ids, first) for e in range(epochs + 1)]
+    return [_accuracies(work, score_after(e), received, ids, first, round) for e in range(epochs + 1)]
 
 
-def adapted_model(work: Work, received: Tree, epochs: int) -> Params:
+def adapted_model(work: Work, received: Tree, epochs: int, round: int) -> Params:
     """The model of the first client of a population, from what it was sent, after so many epochs."""
-    shards = work.population.shards([0], "train", "adapt", 0)
+    shards = work.population.shards([0], "train", "adapt", round)
 
     def adapt(received: Tree, train: Shard) -> Tree:
         return work.method.adapt(work.task, received, train, epochs)
@@ -83,13 +86,13 @@ def _scored(population: Population) -> list[int]:
     return [i for i in population.eligible() if len(population.test[i])]
 
 
-def _accuracies(work: Work, fn: ClientFunction, received: Tree, ids: list[int], first: int) -> list[float]:
+def _accuracies(work: Work, fn: ClientFunction, received: Tree, ids: list[int], first: int, round: int) -> list[float]:
     """Of each client, some clients at a time."""
     room = max(1, GROUP_BYTES // (8 * tree.n_bytes(work.task.initial)))
     out: list[float] = []
     for at in range(0, len(ids), room):
         group = ids[at : at + room]
-        train = work.population.shards(group, "train", f"new client from {first}", 0)
+        train = work.population.shards(group, "train", f"new client from {first}", round)
         test = work.population.shards(group, "test", "test", 0)
         with engine.using(work.engine):
             scores = work.run(fn, Same(received), train, test)

@@ -23,6 +23,7 @@ class Tables:
         self.store, self.capacity = store, capacity
         self._messages = table(shapes.train, capacity if shapes.is_each else 1)
         self._generic = table(model, 1)
+        self._newcomer = table(shapes.newcomer, 1)
         self.results: dict[str, Any] = {
             "trained": table((shapes.kept, shapes.upload, shapes.metrics), capacity),
             "flops": table(torch.zeros((), dtype=torch.int64), capacity),
@@ -45,6 +46,11 @@ class Tables:
             else:
                 whole[0] = new
 
+    def deliver_newcomer(self, message: Tree) -> None:
+        """Put what new clients are sent where jobs read it."""
+        for whole, new in zip(tree.leaves(self._newcomer), tree.leaves_like(self._newcomer, message), strict=True):
+            whole[0] = new
+
     def deliver_generic(self, params: Params) -> None:
         """Put the one model for all where jobs read it."""
         for name, x in self._generic.items():
@@ -60,13 +66,14 @@ class Tables:
         """What the clients of a group receive."""
         if job.is_each:
             return Each(tree.rows(self._messages, torch.tensor(job.places)))
-        return Same(tree.row(self._generic if job.kind == "generic" else self._messages, 0))
+        common = self._generic if job.kind == "generic" else self._newcomer if job.states == "new" else self._messages
+        return Same(tree.row(common, 0))
 
     def states(self, job: Job) -> Tree:
         """What the clients of a group have kept, if it is needed."""
-        if job.kind == "generic":
+        if job.kind == "generic" or job.states == "new":
             return ()
-        if job.is_fresh:
+        if job.states == "fresh":
             return tree.rows(self.results["trained"][0], torch.tensor(job.places))
         return self.store.rows(torch.tensor(job.ids))
 

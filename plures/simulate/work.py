@@ -23,6 +23,9 @@ from plures.simulate.stacking import ClientFunction, Style, run_group
 from plures.tree import Params, Tree
 
 Kind = Literal["train", "score", "classes", "sum", "generic"]
+# What clients have: what they kept; what the last training left, though it is not in the store; or nothing, because
+# they have never taken part: then they are served as new clients.
+States = Literal["kept", "fresh", "new"]
 
 
 class Job(NamedTuple):
@@ -35,7 +38,7 @@ class Job(NamedTuple):
     places: list[int]  # of its clients in the cohort
     ids: list[int]  # of its clients
     rows: Rows = "test"  # what is scored on
-    is_fresh: bool = False  # whether clients are as the last training left them, though that is not in the store
+    states: States = "kept"
 
     def message(self, content: Tree) -> Message:
         """What its clients receive."""
@@ -51,6 +54,7 @@ class Work(NamedTuple):
     initial: Tree  # the state of a client that has not taken part
     style: Style
     engine: Engine = Engine()
+    new_epochs: int = 0  # that a client which never took part trains for, before it is scored
 
     def compute(self, job: Job, message: Message, clients: Tree) -> tuple[dict[str, Tree], Usage]:
         """The rows that a job gives for each table, and how its training steps were run."""
@@ -77,14 +81,16 @@ def _score(work: Work, job: Job, message: Message, clients: Tree) -> dict[str, T
     shards = work.population.shards(job.ids, "train", "personalize", job.round)
     tests = work.population.shards(job.ids, job.rows, "test", 0)
     spent: list[int] = []
-    scores = work.run(score_function(work.method, work.task, spent), message, clients, shards, tests)
+    make = personal_function(work, job.states == "new")
+    scores = work.run(score_function(work, make, spent), message, clients, shards, tests)
     return {"scores": scores, "personal flops": torch.tensor([sum(spent)])}
 
 
 def _score_classes(work: Work, job: Job, message: Message, clients: Tree) -> dict[str, Tree]:
     shards = work.population.shards(job.ids, "train", "personalize", job.round)
     tests = work.population.shards(job.ids, job.rows, "test", 0)
-    return {"classes": work.run(classes_function(work.method, work.task), message, clients, shards, tests)}
+    make = personal_function(work, job.states == "new")
+    return {"classes": work.run(classes_function(work.method, work.task, make), message, clients, shards, tests)}
 
 
 def _score_generic(work: Work, job: Job, message: Message, clients: Tree) -> dict[str, Tree]:
@@ -94,7 +100,7 @@ def _score_generic(work: Work, job: Job, message: Message, clients: Tree) -> dic
 
 def _sum_personal(work: Work, job: Job, message: Message, clients: Tree) -> dict[str, Tree]:
     shards = work.population.shards(job.ids, "train", "personalize", job.round)
-    personal = work.run(personal_function(work.method, work.task), message, clients, shards)
+    personal = work.run(personal_function(work, job.states == "new"), message, clients, shards)
     return {"sums": tree.map(lambda x: torch.tensordot(shards.size.to(x.dtype), x, 1)[None], personal)}
 
 
@@ -120,23 +126,27 @@ def train_function(method: Method, task: Task) -> ClientFunction:
     return train
 
 
-def personal_function(method: Method, task: Task) -> ClientFunction:
-    """The client's personal model."""
+def personal_function(work: Work, is_new: bool = False) -> ClientFunction:
+    """The client's personal model; of one that has never taken part, as the method serves new clients."""
+    method, task = work.method, work.task
 
     def personalize(received: Tree, client: Tree, shard: Shard) -> Tree:
         return method.personalize(task, received, client, shard)
 
-    return personalize
+    def adapt(received: Tree, client: Tree, shard: Shard) -> Tree:
+        return method.adapt(task, received, shard, work.new_epochs)
+
+    return adapt if is_new else personalize
 
 
-def score_function(method: Method, task: Task, spent: list[int]) -> ClientFunction:
-    """Hits and loss of the personal model on the client's test rows; what making it costs is added to `spent`."""
+def score_function(work: Work, make: ClientFunction, spent: list[int]) -> ClientFunction:
+    """Hits and loss on the client's test rows of the model that `make` gives; what that costs is added to `spent`."""
 
     def score(received: Tree, client: Tree, train: Shard, test: Shard) -> Tree:
         with engine.metered() as meter:
-            personal = method.personalize(task, received, client, train)
+            personal = make(received, client, train)
         spent.append(meter.flops)
-        return score_model(method, task, personal, test)
+        return score_model(work.method, work.task, personal, test)
 
     return score
 
@@ -150,11 +160,11 @@ def score_model(method: Method, task: Task, personal: Tree, test: Shard) -> Tree
     return measure(on_batch, personal, test)
 
 
-def classes_function(method: Method, task: Task) -> ClientFunction:
-    """Hits of the personal model on some rows, class by class."""
+def classes_function(method: Method, task: Task, make: ClientFunction) -> ClientFunction:
+    """Hits on some rows of the model that `make` gives, class by class."""
 
     def score(received: Tree, client: Tree, train: Shard, pool: Shard) -> Tree:
-        personal = method.personalize(task, received, client, train)
+        personal = make(received, client, train)
 
         def on_batch(personal: Tree, batch: Batch) -> Tensor:
             return hits_by_class(method.predict(task, personal, batch.x), batch, task.n_classes)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from plures import tree
 from plures.errors import UsageError
+from plures.learn.fit import fit
 from plures.learn.task import Task
 from plures.methods.addons.base import Addon
 from plures.methods.base import NO_TERMS, setting
@@ -21,6 +22,9 @@ PRIVATE: dict[str, Callable[[Task, str], bool]] = {
     "statistics": lambda task, name: tree.is_statistic(name),
     "nothing": lambda task, name: False,
 }
+
+
+ESTIMATION_STEPS = 50  # with BatchNorm's momentum of 0.1, half a percent of the start is left then
 
 
 class KeptClient(NamedTuple):
@@ -75,6 +79,16 @@ class KeepLocal(Addon):
         host, model, metrics = self.host.train(task, received, client.host, shard, terms._replace(start=start))
         private = self.is_private(task)
         return KeptClient(host, tree.keep(model, private)), tree.drop(model, private), metrics
+
+    def adapt(self, task, received, shard, epochs):
+        """As the host does. Private statistics of BatchNorm, which a new client has not got, are estimated first."""
+        missing = any(tree.is_statistic(name) and self.is_private(task)(name) for name in task.initial)
+        if not epochs or not missing or not isinstance(received, dict) or not set(received) <= set(task.initial):
+            return self.host.adapt(task, received, shard, epochs)
+        model = task.initial | received
+        still = self.host.solver.plain(0.0).for_steps(ESTIMATION_STEPS)  # weights stay; statistics move by each batch
+        statistics = tree.keep(fit(task.loss, model, shard, still).params, tree.is_statistic)
+        return self.host.adapt(task, received | statistics, shard, epochs)
 
     def personalize(self, task, received, client, shard):
         return self.host.personalize(task, self.local_model(task, received, client), client.host, shard)
