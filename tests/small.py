@@ -89,7 +89,7 @@ def task_of(model: str, seed: int) -> Task:
 
 def scene_of(method: str = "fedavg", model: str = "mlp", split: partition.Split | None = None, **options) -> Scene:
     """A scene with one of the tiny models."""
-    config = make_config({"method": method, "batch": 5, "lr": 0.1, "rounds": 3, **options})
+    config = make_config({"method": method, "batch": 5, "lr": 0.1, "rounds": 3, "last_batch": "keep", **options})
     data = sources.load("digits")
     split = split or small_split()
     task = task_of(model, config.seed)
@@ -115,6 +115,11 @@ def played(run: Simulation, n_rounds: int) -> Simulation:
     finally:
         run.close()
     return run
+
+
+def took_part(run: Simulation) -> list[int]:
+    """The clients that have trained at least once: the others are served as new ones."""
+    return run.state.store.written.nonzero().squeeze(1).tolist()
 
 
 def shard_of(task: Task, x: Tensor, y: Tensor, key: int = 7, round: int = 0):

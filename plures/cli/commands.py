@@ -139,6 +139,8 @@ def play_comparison(
         print(json.dumps({name: result.summary for name, result in runs.named().items()}, indent=2))
     else:
         console.print(view.comparison_table(tables.lines(runs)))
+        if sentence := view.verdict(runs.methods(), tables.better_than_both(runs)):
+            tell(console, sentence)
         if latex:
             tell(console, (folder / "table.tex").read_text("utf-8"))
     page = report_room.write([r.folder for r in runs.values() if r.folder is not None], folder / "report.html")

@@ -18,7 +18,7 @@ from plures.runs.results import Round
 from plures.runs.state import RunState
 from plures.studies import reproduce
 from plures.studies.preset import Preset, Scale
-from plures.studies.tables import Line, percent_of
+from plures.studies.tables import BASELINES, Line, footnotes, percent_of
 
 SECONDS_BETWEEN_LINES = 1.0  # where there is no terminal to draw a bar on
 
@@ -185,8 +185,16 @@ def comparison_table(found: list[Line]) -> Table:
         "accuracies in %; harmed: clients that lose more than one test row, and more than a point, against training "
         f"alone; p: how likely such a difference to {found[0].method} would be by chance (signs of the clients' "
         "differences flipped), and corrected for the number of methods (Holm)"
-    )
+    ) + "".join(f"; {note}" for note in footnotes(found))
     return table
+
+
+def verdict(methods: list[str], better: list[str]) -> str:
+    """Which methods serve clients better than training alone and than one model for all; empty if not compared."""
+    if not set(BASELINES) <= set(methods) or len(methods) == len(BASELINES):
+        return ""
+    names = ", ".join(better) or "no method"
+    return f"better for the clients than both training alone and FedAvg (p < 0.05, Holm): {names}"
 
 
 def reproduction_table(title: str, cells: list[reproduce.Cell], scale: str) -> Table:

@@ -384,7 +384,8 @@ class FederatedClients:
 
     def _is_new(self, version: int) -> bool:
         """Whether a client with this version is served as a new one: it never took part, and would have to."""
-        return version == 0 and self.state.round > 0 and bool(tree.leaves(self.shapes.kept))
+        lacks_something = bool(tree.leaves(self.shapes.kept)) and not self.state.scene.method.is_served_whole
+        return version == 0 and self.state.round > 0 and lacks_something
 
     def _missed_rounds(self, i: int, version: int) -> list[int]:
         """The rounds since its version, counted from 1, that asked the client for an update but merged none."""
@@ -421,8 +422,8 @@ class FederatedClients:
 
         generic = sums("generic") if tree.leaves(self.shapes.generic) else None
         versions = self.versions()
-        new = tuple(i for i in found if self._is_new(versions[i]))
-        return Evaluation(list(found), sums("personal"), generic, time.perf_counter() - began, never_trained=new)
+        never = tuple(i for i in found if self.state.round and versions[i] == 0)
+        return Evaluation(list(found), sums("personal"), generic, time.perf_counter() - began, never_trained=never)
 
 
 def _check_numbers(upload: Tree, n_clients: int) -> None:

@@ -229,6 +229,11 @@ class Method:
         """Which model `personalize` gives, in a word."""
         return "global"
 
+    @property
+    def is_served_whole(self) -> bool:
+        """Whether `personalize` uses nothing that the client keeps, so that one that never took part lacks nothing."""
+        return self.personal_model_name == "global"
+
     def trim(self, task: Task, message: Tree) -> Tree:
         """The part of the message to one client that must travel; the client has no use for the rest."""
         return message

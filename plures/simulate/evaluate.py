@@ -43,7 +43,7 @@ class Evaluation(NamedTuple):
     validation: Sums | None = None  # of the clients that have rows kept apart
     pool: Pool | None = None
     personal_flops: int | None = None  # of making all personal models once; None where that is not known
-    never_trained: tuple[int, ...] = ()  # clients among them that never took part, and are served as new ones
+    never_trained: tuple[int, ...] = ()  # scored clients that never took part
     generic_is_mean: bool = False  # whether the one model for all is only the mean of the personal ones
 
 
@@ -87,9 +87,9 @@ class Evaluator(NamedTuple):
             if with_pool and len(population.pool) and self.scored:
                 pool = self._on_pool(server, round, generic_model, new)
         seconds = time.perf_counter() - began
-        of_those = tuple(i for i in self.scored if i in new)
+        never = tuple(i for i in self.scored if round and not bool(trained[i]))
         return Evaluation(
-            self.scored, personal, generic, seconds, validation, pool, personal_flops, of_those, bool(is_mean)
+            self.scored, personal, generic, seconds, validation, pool, personal_flops, never, bool(is_mean)
         )
 
     def served_as_new(self, round: int, trained: Tensor) -> set[int]:
@@ -97,8 +97,9 @@ class Evaluator(NamedTuple):
 
         Before the first round nobody has, and all are as they start.
         """
-        has_state = bool(tree.leaves(self.executor.work.initial))
-        if self.refresh or round == 0 or not has_state:
+        work = self.executor.work
+        lacks_something = bool(tree.leaves(work.initial)) and not work.method.is_served_whole
+        if self.refresh or round == 0 or not lacks_something:
             return set()
         return {i for i in self.eligible if not bool(trained[i])}
 

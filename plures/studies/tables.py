@@ -30,6 +30,7 @@ class Line(NamedTuple):
     seconds: float
     p: float | None  # that it is no different from the first method, client by client
     p_holm: float | None = None  # the same, corrected for the number of methods
+    never_trained: int = 0  # scored clients that never took part, at most in any seed
 
 
 def lines(runs: Runs) -> list[Line]:
@@ -50,6 +51,7 @@ def lines(runs: Runs) -> list[Line]:
                 float(np.mean([summary["flops"] for summary in own])),
                 float(np.mean([summary["seconds"]["total"] for summary in own])),
                 None if method == runs.methods()[0] else p_value(runs, method, runs.methods()[0]),
+                never_trained=max((summary["personal"] or {}).get("never_trained", 0) for summary in own),
             )
         )
     corrected = iter(stats.holm([line.p for line in out if line.p is not None]))
@@ -75,6 +77,30 @@ def p_value(runs: Runs, method: str, other: str) -> float:
     return stats.paired_test(differences(runs, method, other))
 
 
+BASELINES = ("local", "fedavg")  # what a personal method has to be better than: training alone, and one for all
+
+
+def better_than_both(runs: Runs) -> list[str]:
+    """Methods whose clients gain over Local and over FedAvg, each with p < 0.05 after Holm's correction for all."""
+    others = [method for method in runs.methods() if method not in BASELINES]
+    if not set(BASELINES) <= set(runs.methods()) or not others:
+        return []
+    gains = {(method, base): differences(runs, method, base) for method in others for base in BASELINES}
+    corrected = dict(zip(gains, stats.holm([stats.paired_test(each) for each in gains.values()]), strict=True))
+    return [
+        method
+        for method in others
+        if all(corrected[method, base] < 0.05 and np.mean(gains[method, base]) > 0 for base in BASELINES)
+    ]
+
+
+def footnotes(found: list[Line]) -> list[str]:
+    """What a reader of the table must know."""
+    n_new = max((line.never_trained for line in found), default=0)
+    drawn = f"{n_new} client{'s' if n_new > 1 else ''} never took part and {'are' if n_new > 1 else 'is'} scored as new"
+    return [drawn] if n_new else []
+
+
 def write_tables(runs: Runs, folder: Path) -> None:
     """table.csv, a line a method; pairs.csv, every two methods compared client by client; table.tex."""
     found = lines(runs)
@@ -86,7 +112,7 @@ def write_tables(runs: Runs, folder: Path) -> None:
             row |= {key: spread.mean, f"{key}_std": spread.std, f"{key}_ci95": spread.half_width}
         row |= {"harmed": float(np.mean(line.harmed)) if line.harmed else None, "bytes": line.n_bytes}
         row |= {"flops": line.flops, "seconds": line.seconds, "p_against_first": line.p}
-        row |= {"p_against_first_holm": line.p_holm}
+        row |= {"p_against_first_holm": line.p_holm, "never_trained": line.never_trained}
         table.append(row)
     write_csv(folder / "table.csv", table)
     pairs: list[dict[str, Any]] = []
@@ -120,7 +146,8 @@ def latex(found: list[Line]) -> str:
         cells.append(f"{np.mean(line.harmed):.1f}" if line.harmed else "--")
         cells.append(f"{line.n_bytes / 1e6:.1f}")
         out.append(" & ".join(cells) + r" \\")
-    return "\n".join([*out, r"\hline", r"\end{tabular}"]) + "\n"
+    notes = [f"% {_tex(note)}" for note in footnotes(found)]
+    return "\n".join([*out, r"\hline", r"\end{tabular}", *notes]) + "\n"
 
 
 def _tex(text: str) -> str:

@@ -669,7 +669,7 @@ def test_longtail_falls_by_the_same_factor_from_class_to_class(seed):
     data = labelled([900, 900, 900], [30, 30, 30])
     split = make_split(data, "longtail:9", 4, seed)
     assert np.bincount(data.y[np.concatenate(split.train)]).tolist() == [900, 300, 100]
-    assert sorted(np.concatenate(split.test).tolist()) == list(range(2700, 2790))
+    assert np.bincount(data.y[np.concatenate(split.test)]).tolist() == [30, 10, 3]  # in the same shares
 
 
 def test_longtail_is_limited_by_the_class_that_is_scarce_for_its_place():
@@ -700,15 +700,19 @@ def test_longtail_keeps_the_shares_of_the_clients():
     np.testing.assert_allclose(after / after.sum(0), before / 1000, atol=1 / 100)  # less than a row of the last class
 
 
-def test_longtail_sets_test_rows_aside_before_rows_are_left_out():
-    # A quarter of each client's rows of each class, so about as many of each class.
-    data = labelled([400, 400])
-    split, plain = make_split(data, "longtail:20", 4, 0), make_split(data, "dirichlet-class:0.3", 4, 0)
-    tested = np.bincount(data.y[np.concatenate(split.test)])
-    assert abs(tested - 100).max() <= 4
-    assert [rows.tolist() for rows in split.test] == [rows.tolist() for rows in plain.test]
-    trained = np.bincount(data.y[np.concatenate(split.train)])
-    assert trained[0] >= 290 and trained[1] == trained[0] // 20
+@pytest.mark.parametrize("n_tests", [None, [400] * 10], ids=["set aside", "given"])
+def test_longtail_tests_a_client_on_the_mix_of_classes_that_it_trains_on(n_tests):
+    data = labelled([4000] * 10, n_tests or ())
+    split = make_split(data, "longtail:100", 5, 0)
+    trained, tested = table_of(data.y, split.train), table_of(data.y, split.test)
+    distance = abs(trained / trained.sum(1, keepdims=True) - tested / tested.sum(1, keepdims=True)).sum(1) / 2
+    assert distance.max() < 0.1, distance  # total variation; of unthinned test rows it is 0.42
+
+
+def test_longtail_takes_an_alpha_of_its_own():
+    data = labelled([1000] * 4)
+    even, uneven = (table_of(data.y, make_split(data, f"longtail:1,{a}", 6, 0).train).std() for a in (100, 0.1))
+    assert even < 0.3 * uneven
 
 
 # --- the plain partitions of the field ---

@@ -13,6 +13,7 @@ from plures.engine import Engine, Usage, steps
 from plures.learn.fit import fit, measure
 from plures.learn.solver import Plateau, Solver
 from plures.methods.messages import Same
+from plures.runs.config import make_config
 from plures.simulate.stacking import one_by_one, vectorised
 
 # A world without a model: rows are points, an objective pulls `p` to the mean of a batch.
@@ -408,6 +409,7 @@ def batch_sizes(size, batch, last_batch, smallest=1):
 
 def test_even_deals_21_rows_into_three_batches_of_seven():
     assert batch_sizes(21, 10, "even") == [7, 7, 7]
+    assert make_config({}).last_batch == "even"
     assert batch_sizes(21, 10, "keep") == [10, 10, 1]
     assert batch_sizes(21, 10, "drop") == [10, 10]
 

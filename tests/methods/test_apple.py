@@ -5,6 +5,7 @@ import torch
 from torch.func import functional_call
 from torch.nn import functional as F
 
+import plures
 from plures import tree
 from plures.methods.apple import Apple, AppleClient, AppleServer
 from plures.methods.base import Federation, Schedule
@@ -42,8 +43,8 @@ def cores_of(task, n: int = 4):
     return tree.stack([moved(task.initial, seed) for seed in range(n)])
 
 
-def client_of(core, weights=(0.0, 0.0, 0.0, 0.0), rounds: int = 1) -> AppleClient:
-    return AppleClient(core, torch.as_tensor(weights), core, torch.tensor(rounds))
+def client_of(core, weights=(0.0, 0.0, 0.0, 0.0), rounds: int = 1, kept=None) -> AppleClient:
+    return AppleClient(core, torch.as_tensor(weights), core, torch.tensor(rounds), kept or {}, torch.zeros(4))
 
 
 def by_hand(make, cores, p, steps, rates, start, pull, whose=(0, 2, 3), me=1, momentum=0.0):
@@ -57,9 +58,11 @@ def by_hand(make, cores, p, steps, rates, start, pull, whose=(0, 2, 3), me=1, mo
     solver = torch.optim.SGD([{"params": learned, "lr": rates[0]}, {"params": [p], "lr": rates[1]}], momentum=momentum)
 
     def summed():
-        theirs = p[list(whose)]
-        own = p.sum() - theirs.sum()
-        return {name: own * x + torch.tensordot(theirs, others[name], 1) for name, x in core.items() if x.requires_grad}
+        return {
+            name: p[me] * x + torch.tensordot(p[list(whose)], others[name], 1)
+            for name, x in core.items()
+            if x.requires_grad
+        }
 
     for x, y in steps:
         solver.zero_grad()
@@ -89,7 +92,7 @@ def test_with_equal_shares_that_are_not_learned_the_model_is_the_mean_of_cores()
     assert client.weights.tolist() == [0.25] * 4
     begun = trained(Dense, tree.map(lambda x: x.mean(0), cores), list(batches(shard))[:1])
     gradient = {name: (x.mean(0) - begun[name]) / LR for name, x in cores.items()}
-    assert_close(upload["core"], {name: x[1] - LR * gradient[name] / 4 for name, x in cores.items()})
+    assert_close(upload["core"], {name: x[1] - LR * gradient[name] for name, x in cores.items()})  # 4 * a quarter
 
 
 @pytest.mark.parametrize("make", [Dense, Normed])
@@ -98,7 +101,7 @@ def test_core_and_weights_equal_torch_optim_and_autograd(make, momentum):
     task = task_of(make)
     cores, shard = cores_of(task), shard_for(task)
     weights = (0.2, 0.5, -0.1, 0.3)
-    method = apple_of(solver={"epochs": 2, "momentum": momentum}, weights_lr=0.05, mu=0.4)
+    method = apple_of(solver={"epochs": 2, "momentum": momentum}, weights_lr=0.05, mu=0.4, core_speed=1.0)
     client, upload, _ = method.train(task, received_of(cores, (0, 2, 3)), client_of(tree.row(cores, 1), weights), shard)
     core, p, model = by_hand(
         make, cores, torch.tensor(weights), batches(shard, 2), (LR, 0.05), (0.1, 0.2, 0.3, 0.4), 0.4, momentum=momentum
@@ -125,31 +128,97 @@ def test_gradient_of_a_weight_is_the_product_of_the_models_gradient_with_its_cor
     assert float(product.abs().min()) > 0.05
 
 
-def test_core_speed_is_a_factor_of_the_cores_rate_only():
+@pytest.mark.parametrize(
+    ("speed", "one_hot", "factor"), [(3.0, False, 3), (3.0, True, 3), (0.0, False, 4), (0.0, True, 1)]
+)
+def test_core_speed_is_a_factor_of_the_cores_rate_only(speed, one_hot, factor):
+    """By default it is the number of clients, or one where all weight is on the own core at the start."""
     task = task_of(Dense)
     cores, shard = cores_of(task), shard_for(task)
     weights = (0.2, 0.5, -0.1, 0.3)
-    method = apple_of(weights_lr=0.05, mu=0.0, core_speed=3.0)
+    method = apple_of(weights_lr=0.05, mu=0.0, core_speed=speed, one_hot=one_hot)
     client, _, _ = method.train(task, received_of(cores, (0, 2, 3)), client_of(tree.row(cores, 1), weights), shard)
-    core, p, _ = by_hand(Dense, cores, torch.tensor(weights), batches(shard), (3 * LR, 0.05), weights, 0.0)
+    core, p, _ = by_hand(Dense, cores, torch.tensor(weights), batches(shard), (factor * LR, 0.05), weights, 0.0)
     torch.testing.assert_close(client.core, core, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(client.weights.double(), p, rtol=0, atol=1e-5)
 
 
-def test_the_own_core_stands_for_those_that_were_not_sent():
+def test_a_core_that_is_not_sent_is_the_one_that_was_fetched_last():
+    """Round by round one other core is sent; the sum has it and, of the two others, what was kept of them."""
+    task = task_of(Dense)
+    known, weights = cores_of(task), (0.2, 0.5, -0.1, 0.3)
+    method = apple_of(weights_lr=0.05, mu=0.0, models=1, core_speed=1.0)
+    client = client_of(tree.row(known, 1), weights, kept=tree.map(torch.clone, known))
+    for round, whose in enumerate((3, 0)):
+        shard = shard_for(task, round=round)
+        now = tree.stack([moved(task.initial, 10 * round + seed) for seed in range(10, 14)])
+        known = {name: x.index_copy(0, torch.tensor([whose]), now[name][[whose]]) for name, x in known.items()}
+        begun = {name: x.index_copy(0, torch.tensor([1]), client.core[name][None]) for name, x in known.items()}
+        core, p, model = by_hand(Dense, begun, client.weights, batches(shard), (LR, 0.05), weights, 0.0)
+        client, _, _ = method.train(task, received_of(now, (whose,)), client, shard)
+        torch.testing.assert_close(client.core, core, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(client.model, model, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(client.weights.double(), p, rtol=0, atol=1e-5)
+        assert_same(tree.rows(client.kept, torch.tensor([0, 2, 3])), tree.rows(known, torch.tensor([0, 2, 3])))
+    assert client.got.tolist() == [1.0, 0.0, 0.0, 1.0]
+
+
+def test_the_weight_of_a_core_that_is_not_sent_has_the_gradient_of_the_kept_one_and_not_of_the_own():
+    """One step: p_j falls by weights_lr * <gradient at the sum, kept core_j>; only core 3 is sent."""
     task = task_of(Dense)
     cores, shard = cores_of(task), shard_for(task)
-    weights = (0.2, 0.5, -0.1, 0.3)
-    received = received_of(cores, (3,))
-    client, _, _ = apple_of(weights_lr=0.05, mu=0.0, models=1).train(
-        task, received, client_of(tree.row(cores, 1), weights), shard
-    )
-    core, p, model = by_hand(Dense, cores, torch.tensor(weights), batches(shard), (LR, 0.05), weights, 0.0, whose=(3,))
-    torch.testing.assert_close(client.core, core, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(client.model, model, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(client.weights.double(), p, rtol=0, atol=1e-5)
-    own, theirs = apple_of().split_weights(torch.tensor(weights), torch.tensor([3]))
-    assert float(own) == pytest.approx(0.6) and theirs.tolist() == pytest.approx([0.3])
+    weights = torch.tensor([0.2, 0.5, -0.1, 0.3])
+    method = apple_of(solver={"steps": 1}, weights_lr=0.01, mu=0.0, models=1)
+    client = client_of(tree.row(cores, 1), weights, kept=tree.map(torch.clone, cores))
+    client, _, _ = method.train(task, received_of(cores, (3,)), client, shard)
+    summed = {name: torch.tensordot(weights.double(), x, 1) for name, x in cores.items()}
+    after = trained(Dense, summed, list(batches(shard))[:1])
+    gradient = {name: (summed[name] - after[name]) / LR for name in summed}
+    product = torch.stack([sum((gradient[name] * x[j]).sum() for name, x in cores.items()) for j in range(4)])
+    torch.testing.assert_close((weights - client.weights).double() / 0.01, product, rtol=1e-3, atol=1e-3)
+    assert float((product - product[1])[[0, 2, 3]].abs().min()) > 0.05
+
+
+def test_cores_are_kept_only_where_some_are_not_sent():
+    task = task_of(Dense)
+    assert all(apple_of(models=models).init_client(task, task.initial).kept == {} for models in (0, 3, 9))
+    kept = apple_of(models=2).init_client(task, task.initial).kept
+    assert_same(kept, tree.repeat(task.initial, 4))
+
+
+def test_in_a_run_every_kept_core_is_the_one_of_the_round_in_which_it_was_sent():
+    run = run_of("apple:models=2", executor="one_by_one")
+    expected = run.state.server.cores["head.weight"].repeat(6, 1, 1, 1)
+    for _ in range(3):
+        cores, wanted = run.state.server.cores["head.weight"].clone(), run.state.server.wanted.clone()
+        for client in range(6):
+            expected[client, wanted[client]] = cores[wanted[client]]
+        run.play_round()
+    run.close()
+    assert torch.equal(run.state.store.rows(EVERYONE).kept["head.weight"], expected)
+    old = (expected != cores).flatten(2).any(2)
+    assert old.any(1).all() and not old.all()  # some, but not all, are older than the last round's
+
+
+def test_in_a_run_a_client_gets_every_core_before_it_gets_one_again():
+    """One of five others in each of five rounds."""
+    run = run_of("apple:models=1", executor="one_by_one", rounds=5)
+    for round in range(5):
+        run.play_round()
+        assert run.state.store.rows(EVERYONE).got.sum(1).tolist() == [round + 1.0] * 6
+    run.close()
+    assert torch.equal(run.state.store.rows(EVERYONE).got, 1 - torch.eye(6))
+
+
+def test_clients_that_exchange_cores_do_better_than_those_that_do_not():
+    """Clients with 4 of 10 digits: with all weight on the own core for good, each is alone."""
+    means = []
+    for settings in ({}, {"one_hot": True, "weights_lr": 0.0}):
+        result = plures.run(
+            "apple", data="digits", share=0.5, partition="labels:4", rounds=20, eval_every=0, settings=settings
+        )
+        means.append(result.summary["personal"]["mean"])
+    assert means[0] > means[1] + 0.01
 
 
 def test_cores_of_others_do_not_change_by_a_clients_training():
@@ -236,18 +305,24 @@ def test_statistics_are_the_clients_own():
 
 def test_a_client_asks_for_the_largest_weights_of_others_and_a_random_one():
     weights, shard = torch.tensor([0.1, 9.0, -0.9, 0.2, 0.0, 0.3]), shard_for(task_of(Dense))
-    me = torch.tensor(1)
-    assert apple_of(6, models=5).choose_wanted(weights, me, shard).tolist() == [2, 5, 3, 0, 4]
-    assert apple_of(6, models=1).choose_wanted(weights, me, shard).tolist() == [2]
-    assert apple_of(6, models=0).choose_wanted(weights, me, shard).tolist() == []
+    me, got = torch.tensor(1), torch.ones(6)
+    for models, expected in ((5, [2, 5, 3, 0, 4]), (0, [2, 5, 3, 0, 4]), (1, [2])):
+        assert apple_of(6, models=models).choose_wanted(weights, got, me, shard).tolist() == expected
     seen = set()
     for key in range(60):
-        first, second, third = (
-            apple_of(6, models=3).choose_wanted(weights, me, shard._replace(key=torch.tensor(key))).tolist()
-        )
+        drawn = shard._replace(key=torch.tensor(key))
+        first, second, third = apple_of(6, models=3).choose_wanted(weights, got, me, drawn).tolist()
         assert (first, second) == (2, 5)
         seen.add(third)
     assert seen == {0, 3, 4}
+
+
+def test_cores_that_a_client_never_got_come_before_those_with_large_weights():
+    """It got those of 2 and 5, which have the largest weights."""
+    weights, shard = torch.tensor([0.1, 9.0, -0.9, 0.2, 0.0, 0.3]), shard_for(task_of(Dense))
+    me, got = torch.tensor(1), torch.tensor([0.0, 0.0, 1.0, 0.0, 0.0, 1.0])
+    assert apple_of(6, models=1).choose_wanted(weights, got, me, shard).tolist() == [3]
+    assert apple_of(6, models=4).choose_wanted(weights, got, me, shard).tolist()[:3] == [3, 0, 4]
 
 
 def test_at_first_a_client_is_sent_the_cores_that_follow_its_own_and_then_those_it_asked_for():

@@ -18,7 +18,7 @@ from tests.methods.plain import (
     task_of,
     trained,
 )
-from tests.small import SIZES, played, run_of, small_split
+from tests.small import SIZES, played, run_of, small_split, took_part
 
 EVERYONE = torch.arange(len(SIZES))
 
@@ -108,13 +108,15 @@ def test_ditto_own_model_of_a_client_that_sits_out_stays_as_it_was():
     try:
         for _ in range(2):
             run.play_round()
+        known = took_part(run)
         before = [run.personal_model(client) for client in range(len(SIZES))]
         chosen = run.state.cohort(run.state.round)
         run.play_round()
         after = [run.personal_model(client) for client in range(len(SIZES))]
     finally:
         run.close()
-    for client in set(range(len(SIZES))) - set(chosen):
+    assert set(known) - set(chosen)
+    for client in set(known) - set(chosen):
         assert_same(before[client], after[client])
     assert not torch.equal(before[chosen[-1]]["head.weight"], after[chosen[-1]]["head.weight"])
 

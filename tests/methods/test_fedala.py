@@ -33,7 +33,7 @@ from tests.methods.plain import (
     task_of,
     trained,
 )
-from tests.small import SIZES, played, run_of, shard_of, small_split
+from tests.small import SIZES, played, run_of, shard_of, small_split, took_part
 
 NOTHING = FedAvgClient({})
 EVERYONE = torch.arange(len(SIZES))
@@ -453,7 +453,7 @@ def test_fedala_with_ala_pm_trained_scores_the_clients_trained_model():
     run = played(
         run_of("fedala", participation=0.5, settings={"ala_pm": "trained", "cap": 3}, executor="one_by_one"), 2
     )
-    for client in range(len(SIZES)):
+    for client in took_part(run):
         assert_same(run.personal_model(client), tree.row(run.state.store.rows(torch.tensor([client])), 0).model)
 
 

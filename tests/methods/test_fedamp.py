@@ -43,6 +43,16 @@ def points(*values):
     return {"w": torch.tensor(values, dtype=torch.float64)}
 
 
+def server_of(models, seen=None) -> FedAMPServer:
+    """A server with these models; without `seen` all clients have trained."""
+    n = len(next(iter(models.values())))
+    return FedAMPServer(models, torch.ones(n) if seen is None else torch.tensor(seen))
+
+
+def weights_of(method, models, seen=None):
+    return method.weights(*server_of(models, seen))
+
+
 @pytest.mark.parametrize("model", ["mlp", "norm"])
 def test_without_pull_and_from_its_own_model_fedamp_is_local_bit_for_bit(model):
     one = played(run_of("fedamp:pull=0,start=own", model, executor="one_by_one"), 3)
@@ -53,14 +63,14 @@ def test_without_pull_and_from_its_own_model_fedamp_is_local_bit_for_bit(model):
 @pytest.mark.parametrize("kernel", ["gauss", "cosine"])
 def test_equal_models_are_mixed_to_themselves(kernel):
     task = task_of(Normed)
-    server = FedAMPServer(tree.repeat(moved(task.initial, 1), 5))
+    server = server_of(tree.repeat(moved(task.initial, 1), 5))
     mixed = FedAMP(kernel=kernel).send(task, server, torch.arange(5)).tree
     torch.testing.assert_close(mixed, server.models, rtol=0, atol=1e-14)
 
 
 def test_a_wide_kernel_mixes_to_the_mean_and_a_narrow_one_to_the_own_model():
     task = task_of(Dense)
-    server = FedAMPServer(models_of(task, 5))
+    server = server_of(models_of(task, 5))
     wide, narrow = (FedAMP(sigma=sigma).send(task, server, torch.arange(5)).tree for sigma in (1e12, 1e-12))
     mean = tree.map(lambda x: x.mean(0, keepdim=True).expand_as(x), server.models)
     torch.testing.assert_close(wide, mean, rtol=0, atol=1e-10)
@@ -73,7 +83,7 @@ def test_weights_of_a_client_sum_to_one_and_none_is_negative(kernel, sigma):
     task = task_of(Dense)
     sharpness = min(sigma, 100.0)
     for n in (1, 2, 7):
-        weights = FedAMP(kernel=kernel, sigma=sharpness).weights(models_of(task, n))
+        weights = weights_of(FedAMP(kernel=kernel, sigma=sharpness), models_of(task, n))
         torch.testing.assert_close(weights.sum(1), torch.ones(n, dtype=torch.float64), rtol=0, atol=1e-12)
         assert bool((weights >= 0).all())
 
@@ -81,7 +91,7 @@ def test_weights_of_a_client_sum_to_one_and_none_is_negative(kernel, sigma):
 @pytest.mark.parametrize(("sigma", "share"), [(1.0, 1.0), (0.5, 0.75)])
 def test_gauss_weights_are_those_worked_by_hand(sigma, share):
     """Models at 0, 1 and 3: squared distances 1, 9 and 4, each twice, whose (lower) median is 4."""
-    found = FedAMP(sigma=sigma, share=share).weights(points([0.0], [1.0], [3.0]))
+    found = weights_of(FedAMP(sigma=sigma, share=share), points([0.0], [1.0], [3.0]))
     near = {1: math.exp(-1 / (4 * sigma)), 4: math.exp(-4 / (4 * sigma)), 9: math.exp(-9 / (4 * sigma))}
     a = share / 3
     expected = [
@@ -94,7 +104,8 @@ def test_gauss_weights_are_those_worked_by_hand(sigma, share):
 
 def test_cosine_weights_are_those_worked_by_hand():
     """Models (1, 0), (0, 2) and (3, 3): the first has cosines 0 and 1/sqrt 2 with the others."""
-    found = FedAMP(kernel="cosine", sigma=2.0, self_weight=0.4).weights(points([1.0, 0.0], [0.0, 2.0], [3.0, 3.0]))
+    method = FedAMP(kernel="cosine", sigma=2.0, self_weight=0.4)
+    found = weights_of(method, points([1.0, 0.0], [0.0, 2.0], [3.0, 3.0]))
     far, near = 1.0, math.exp(2 / 2**0.5)
     first = [0.4, 0.6 * far / (far + near), 0.6 * near / (far + near)]
     assert found[0].tolist() == pytest.approx(first, rel=1e-9)
@@ -104,13 +115,13 @@ def test_cosine_weights_are_those_worked_by_hand():
 def test_models_are_mixed_by_the_weights_statistics_too_though_these_count_for_no_distance():
     task = task_of(Normed)
     models = models_of(task, 4)
-    weights = FedAMP().weights(models)
-    mixed = FedAMP().send(task, FedAMPServer(models), torch.tensor([2, 0])).tree
+    weights = weights_of(FedAMP(), models)
+    mixed = FedAMP().send(task, server_of(models), torch.tensor([2, 0])).tree
     for row, client in enumerate((2, 0)):
         expected = tree.map(lambda x, k=client: sum(weights[k, j] * x[j] for j in range(4)), models)
         assert_close(tree.row(mixed, row), expected)
     elsewhere = models | {name: x + 7 for name, x in statistics(models).items()}
-    assert torch.equal(FedAMP().weights(elsewhere), weights)
+    assert torch.equal(weights_of(FedAMP(), elsewhere), weights)
     assert set(statistics(mixed)) == {"norm.running_mean", "norm.running_var"}
 
 
@@ -146,18 +157,46 @@ def test_a_worn_start_comes_before_the_own_one_and_a_worn_pull_beside_the_own_pu
 
 
 def test_a_client_that_sits_out_counts_with_its_last_model():
-    server = FedAMPServer(points([0.0], [1.0], [3.0]))
+    server = server_of(points([0.0], [1.0], [3.0]), [0.0, 1.0, 0.0])
     ids, uploads = torch.tensor([2, 0]), points([5.0], [-1.0])
     new = FedAMP().merge(None, server, ids, uploads, torch.tensor([1, 9]))
-    assert new.models["w"].tolist() == [[-1.0], [1.0], [5.0]]
+    assert new.models["w"].tolist() == [[-1.0], [1.0], [5.0]] and new.seen.tolist() == [1.0] * 3
+
+
+@pytest.mark.parametrize("kernel", ["gauss", "cosine"])
+def test_a_client_that_never_trained_changes_neither_the_mixtures_of_others_nor_the_median(kernel):
+    """Client 1 of four, wherever its model is: the others' weights are those worked without it, for a = 1/4."""
+    method = FedAMP(kernel=kernel, sigma=0.5)
+    for place in ([1.0, 1.0], [6.0, -3.0]):
+        found = weights_of(method, points([0.0, 1.0], place, [1.0, 2.0], [3.0, 0.0]), [1.0, 0.0, 1.0, 1.0])
+        assert found[:, 1].tolist() == [0.0] * 4
+        if kernel == "gauss":  # squared distances 2, 8 and 10, whose median is 8
+            to_second, to_third = math.exp(-2 / 4) / 4, math.exp(-10 / 4) / 4
+        else:  # cosines 2 / sqrt 5 and 0
+            near = math.exp(0.5 * 2 / 5**0.5)
+            to_second, to_third = 0.5 * near / (near + 1), 0.5 / (near + 1)
+        first = [1 - to_second - to_third, 0.0, to_second, to_third]
+        assert found[0].tolist() == pytest.approx(first, rel=1e-9)
+
+
+def test_a_client_that_never_trained_gets_the_others_without_its_own_model():
+    """From 0, models at 1 and 3, whose squared distance is 4: exp(-1/4) to exp(-9/4), divided by their sum."""
+    found = weights_of(FedAMP(), points([0.0], [1.0], [3.0]), [0.0, 1.0, 1.0])[0].tolist()
+    near, far = math.exp(-1 / 4), math.exp(-9 / 4)
+    assert found == pytest.approx([0.0, near / (near + far), far / (near + far)], rel=1e-9)
+    assert weights_of(FedAMP(), points([0.0], [1.0], [3.0]), [0.0, 0.0, 1.0]).tolist() == [[0.0, 0.0, 1.0]] * 3
+    assert weights_of(FedAMP(), points([0.0], [1.0], [3.0]), [0.0] * 3).tolist() == torch.eye(3).tolist()
 
 
 def test_the_personal_model_is_the_trained_one_and_there_is_none_for_all():
-    run = played(run_of("fedamp", participation=0.5, executor="one_by_one"), 2)
-    for client in (1, 5):
+    run = run_of("fedamp", participation=0.5, executor="one_by_one")
+    took_part = sorted({*run.state.cohort(0), *run.state.cohort(1)})
+    played(run, 2)
+    for client in took_part:
         own = tree.row(run.state.store.rows(torch.tensor([client])).model, 0)
         assert_same(run.personal_model(client), own)
         assert_same(tree.row(run.state.server.models, client), own)
+    assert run.state.server.seen.nonzero().flatten().tolist() == took_part != list(range(6))
     assert run.state.scene.method.generic(run.state.scene.task, run.state.server) is None
 
 
@@ -173,13 +212,13 @@ def test_every_client_begins_with_the_common_start_and_gets_it():
 
 def test_likeness_draws_models_together():
     """Of models at 0, 0.1 and 5 the first two give each other more than the third."""
-    weights = FedAMP().weights(points([0.0], [0.1], [5.0]))
+    weights = weights_of(FedAMP(), points([0.0], [0.1], [5.0]))
     assert float(weights[0, 1]) > 2 * float(weights[0, 2]) and float(weights[2, 2]) > 0.7
 
 
 def test_one_client_is_alone():
     run = played(run_of("fedamp", split=small_split((31,)), executor="one_by_one"), 2)
-    assert FedAMP().weights(points([4.0])).tolist() == [[1.0]]
+    assert weights_of(FedAMP(), points([4.0])).tolist() == [[1.0]]
     assert differs(run.personal_model(0), run.state.scene.task.initial)
 
 
@@ -196,4 +235,4 @@ def test_weights_of_many_models_that_are_close_are_right():
     squares = (models[:, None].double() - models[None].double()).square().sum(-1)
     off = ~torch.eye(40, dtype=torch.bool)
     expected = torch.exp(-squares / squares[off].median())[off] / 40
-    torch.testing.assert_close(FedAMP().weights({"w": models})[off].double(), expected, rtol=1e-3, atol=0)
+    torch.testing.assert_close(weights_of(FedAMP(), {"w": models})[off].double(), expected, rtol=1e-3, atol=0)

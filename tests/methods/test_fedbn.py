@@ -24,7 +24,7 @@ from tests.methods.plain import (
     task_of,
     trained,
 )
-from tests.small import SIZES, played, run_of, small_split
+from tests.small import SIZES, played, run_of, small_split, took_part
 
 EVERYONE = torch.arange(len(SIZES))
 NOTHING = FedAvgClient({})
@@ -136,7 +136,7 @@ def test_fedbn_keeps_weights_and_statistics_of_clients_that_sit_out():
 
 def test_fedbn_client_that_sat_out_has_the_new_weights_and_its_old_batch_norm():
     run = played(run_of("fedbn", "norm", participation=0.5, executor="one_by_one"), 3)
-    for client in range(len(SIZES)):
+    for client in took_part(run):
         kept = tree.row(run.state.store.rows(torch.tensor([client])), 0).kept
         model = run.personal_model(client)
         assert_same(parts(run.state.scene.task, model), (run.state.server, kept))

@@ -5,8 +5,9 @@ from torch.nn import functional as F
 
 from plures import tree
 from plures.methods.addons.keep import KeepLocal, KeptClient
+from plures.methods.base import Federation
 from plures.methods.fedavg import FedAvg, FedAvgClient
-from plures.methods.fedmeta import FedMeta, FedMetaServer
+from plures.methods.fedmeta import FedMeta
 from plures.methods.fedpermeta import FedPerMeta, FedPerMetaClient
 from plures.methods.perfedavg import PerFedAvg
 from tests.methods.plain import (
@@ -34,12 +35,23 @@ HEAD = ("head.weight", "head.bias")
 
 def merged(method, task, model, uploads, sizes):
     """The shared model of FedMeta after a first merge."""
-    server = FedMetaServer(model, torch.tensor(0))
+    server = method.init_server(task, model, Federation(torch.tensor(sizes), torch.tensor(0)))
     return method.merge(task, server, torch.arange(len(sizes)), uploads, torch.tensor(sizes)).model
 
 
-def meta_of(inner_lr: float = INNER, support: float = 0.5, pers: int = 5, first_order=False, **solver) -> FedMeta:
-    return FedMeta(solver_of(**solver), inner_lr=inner_lr, support=support, pers=pers, first_order=first_order)
+def meta_of(
+    inner_lr: float = INNER, support: float = 0.5, pers: int = 5, first_order=False, server_lr=0.0, **solver
+) -> FedMeta:
+    """FedMeta whose server takes plain steps, at the clients' rate if no other is given."""
+    return FedMeta(
+        solver_of(**solver),
+        inner_lr=inner_lr,
+        support=support,
+        pers=pers,
+        first_order=first_order,
+        server_kind="sgd",
+        server_lr=server_lr,
+    )
 
 
 def per_meta_of(inner_lr=INNER, support=0.5, pers=5, first_order=False, share_head=False, **solver) -> FedPerMeta:
@@ -51,6 +63,10 @@ def per_meta_of(inner_lr=INNER, support=0.5, pers=5, first_order=False, share_he
         first_order=first_order,
         share_head=share_head,
     )
+
+
+def drawn(seed: int, *shape: int):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def rows_of(shard):
@@ -181,6 +197,32 @@ def test_fedmeta_server_takes_one_step_along_the_plain_mean():
     server = {"w": torch.tensor(10.0), "running_mean": torch.tensor(10.0)}
     new = merged(meta_of(lr=0.5), None, server, gradients, [1, 99])
     assert (float(new["w"]), float(new["running_mean"])) == (8.0, 8.0)
+    new = merged(meta_of(lr=0.5, server_lr=0.25), None, server, gradients, [1, 99])
+    assert (float(new["w"]), float(new["running_mean"])) == (9.0, 8.0)
+
+
+def test_by_default_fedmeta_server_takes_the_steps_of_torchs_adam():
+    """Four rounds; a statistic moves by the plain mean of what clients upload, not by Adam."""
+    method, model = FedMeta(solver_of()), {"w": drawn(0, 5), "bn.running_mean": drawn(9, 5)}
+    server = method.init_server(None, model, Federation(torch.ones(2), torch.tensor(0)))
+    weight, statistic = model["w"].clone().requires_grad_(), model["bn.running_mean"]
+    solver = torch.optim.Adam([weight], lr=0.003, eps=1e-5)
+    for round in range(4):
+        gradients = {"w": drawn(10 + round, 2, 5), "bn.running_mean": drawn(20 + round, 2, 5)}
+        server = method.merge(None, server, torch.arange(2), {"gradients": gradients}, torch.tensor([1, 99]))
+        weight.grad = gradients["w"].mean(0)
+        solver.step()
+        statistic = statistic - gradients["bn.running_mean"].mean(0)
+    torch.testing.assert_close(server.model, {"w": weight.detach(), "bn.running_mean": statistic})
+    assert float((server.model["w"] - model["w"]).abs().min()) > 1e-3
+
+
+def test_the_step_of_adam_is_that_of_server_lr_whatever_the_clients_rate():
+    """A first step of Adam is lr * sign(gradient)."""
+    gradients = {"gradients": {"w": torch.tensor([2.0, 6.0])}}
+    for lr in (0.1, 0.5):
+        method = FedMeta(solver_of(lr=lr), server_lr=0.25)
+        assert float(merged(method, None, {"w": torch.tensor(10.0)}, gradients, [1, 1])["w"]) == pytest.approx(9.75)
 
 
 def test_statistics_move_by_one_pass_over_the_query_rows_with_the_adapted_weights():
@@ -205,8 +247,8 @@ def test_the_personal_model_is_fine_tuned_from_the_shared_one():
     assert_close(meta_of(pers=3, momentum=0.5).personalize(task, received, (), shard), expected)
 
 
-def test_the_servers_step_falls_with_lr_decay():
-    run = run_of("fedmeta", lr_decay=0.5, executor="one_by_one")
+def test_a_plain_step_of_the_server_falls_with_lr_decay():
+    run = run_of("fedmeta:server_kind=sgd", lr_decay=0.5, executor="one_by_one", settings={"server_lr": 0.0})
     far = []
     for _ in range(3):
         before = run.state.server.model["head.weight"]
@@ -294,9 +336,10 @@ def test_fedpermeta_head_stays_unless_it_is_shared():
     assert_same(shared.generic(task, whole), whole)
 
 
-def test_fedpermeta_mean_does_not_see_rows():
-    merged = per_meta_of().merge(None, {}, torch.arange(2), {"w": torch.tensor([1.0, 3.0])}, torch.tensor([1, 9]))
-    assert float(merged["w"]) == 2.0
+def test_fedpermeta_mean_does_not_see_rows_unless_told():
+    uploads = {"w": torch.tensor([1.0, 3.0])}
+    for method, expected in ((per_meta_of(), 2.0), (FedPerMeta(weights="samples"), 2.5)):
+        assert float(method.merge(None, {}, torch.arange(2), uploads, torch.tensor([1, 3]))["w"]) == expected
 
 
 def test_fedpermeta_personal_model_fine_tunes_the_head_on_the_body_as_it_is():

@@ -1,9 +1,11 @@
+import math
+
 import pytest
 import torch
 from torch.nn import functional as F
 
 from plures.methods.base import NO_TERMS, Penalty, Schedule
-from plures.methods.fedphp import FedPHP, FedPHPClient, mmd
+from plures.methods.fedphp import FedPHP, FedPHPClient, distillation, mmd
 from tests.methods.plain import (
     LR,
     Dense,
@@ -27,8 +29,11 @@ EVERYONE = torch.arange(len(SIZES))
 ALL = torch.ones(4)
 
 
-def php_of(lam: float = 0.5, mu_max: float = 0.9, schedule: Schedule | None = None, **solver) -> FedPHP:
-    return FedPHP(solver_of(**solver), schedule or Schedule(3, 10, 1.0), lam=lam, mu_max=mu_max)
+def php_of(
+    lam: float = 0.5, mu_max: float = 0.9, schedule: Schedule | None = None, inherit: str = "mmd", **solver
+) -> FedPHP:
+    schedule = schedule or Schedule(3, 10, 1.0)
+    return FedPHP(solver_of(**solver), schedule, lam=lam, mu_max=mu_max, inherit=inherit)
 
 
 def client_of(model, rounds: int = 0) -> FedPHPClient:
@@ -82,6 +87,22 @@ def test_rows_of_padding_count_for_nothing_in_mmd():
     torch.testing.assert_close(padded, mmd(a, b, ALL), rtol=1e-12, atol=0)
 
 
+def test_distillation_is_the_divergence_worked_by_hand():
+    """At temperature 2 predictions are (1/4, 3/4) and their teacher's (1/2, 1/2): 4 * (ln 2 + ln 2/3) / 2.
+
+    The second row has its teacher's predictions, and the third one is padding: the mean is half of that.
+    """
+    logits = torch.tensor([[0.0, 2 * math.log(3)], [1.0, -1.0], [9.0, 0.0]], dtype=torch.float64, requires_grad=True)
+    teacher = torch.tensor([[5.0, 5.0], [3.0, 1.0], [0.0, 9.0]], dtype=torch.float64, requires_grad=True)
+    found = distillation(logits, teacher, torch.tensor([1.0, 1.0, 0.0]))
+    assert found.item() == pytest.approx(math.log(4 / 3), rel=1e-12)
+    own, theirs = torch.autograd.grad(found, [logits, teacher], allow_unused=True)
+    # temperature * (own predictions - the teacher's) / rows
+    expected = torch.tensor([[-0.25, 0.25], [0.0, 0.0], [0.0, 0.0]], dtype=torch.float64)
+    torch.testing.assert_close(own, expected, rtol=0, atol=1e-12)
+    assert theirs is None
+
+
 @pytest.mark.parametrize("model", ["mlp", "norm"])
 def test_lam_zero_uploads_what_fedavg_does_bit_for_bit(model):
     options = {"participation": 0.5, "executor": "one_by_one"}
@@ -98,7 +119,7 @@ def inferred(module, x, stats):
     return torch.relu(hidden)
 
 
-def by_hand(make, received, past, steps, lam):
+def by_hand(make, received, past, steps, lam, inherit):
     """Plain modules; likeness is judged in inference, with statistics as they were before the batch."""
     module, old = module_of(make, received), module_of(make, past).eval()
     solver = torch.optim.SGD(module.parameters(), lr=LR)
@@ -106,7 +127,12 @@ def by_hand(make, received, past, steps, lam):
         solver.zero_grad()
         stats = statistics(params_of(module))
         loss = F.cross_entropy(module(x), y)
-        unlike = mmd_by_hand(inferred(module, x, stats), old.body(x).detach())
+        seen = inferred(module, x, stats)
+        if inherit == "mmd":
+            unlike = mmd_by_hand(seen, old.body(x).detach())
+        else:
+            own, theirs = (module.head(seen) / 2).log_softmax(1), (old(x).detach() / 2).softmax(1)
+            unlike = 4 * F.kl_div(own, theirs, reduction="batchmean")
         ((1 - lam) * loss + lam * unlike).backward()
         solver.step()
     return params_of(module)
@@ -114,18 +140,20 @@ def by_hand(make, received, past, steps, lam):
 
 @pytest.mark.parametrize("make", [Dense, Normed])
 @pytest.mark.parametrize("lam", [0.05, 0.75])
-def test_fedphp_equals_plain_modules_with_its_loss_written_out(make, lam):
+@pytest.mark.parametrize("inherit", ["mmd", "kd"])
+def test_fedphp_equals_plain_modules_with_its_loss_written_out(make, lam, inherit):
     task = task_of(make)
     received, past, shard = moved(task.initial, 1), moved(task.initial, 2), shard_for(task)
-    _, upload, _ = php_of(lam).train(task, received, client_of(past), shard)
-    expected = by_hand(make, received, past, batches(shard), lam)
+    _, upload, _ = php_of(lam, inherit=inherit).train(task, received, client_of(past), shard)
+    expected = by_hand(make, received, past, batches(shard), lam, inherit)
     assert_close(upload, {name: expected[name] for name in upload})
 
 
-def test_statistics_are_those_of_a_plain_pass_whatever_lam():
+@pytest.mark.parametrize("inherit", ["mmd", "kd"])
+def test_statistics_are_those_of_a_plain_pass_whatever_lam(inherit):
     task = task_of(Normed)
     received, past, shard = moved(task.initial, 1), moved(task.initial, 2), shard_for(task)
-    _, upload, _ = php_of(0.9, lr=0.0).train(task, received, client_of(past), shard)
+    _, upload, _ = php_of(0.9, lr=0.0, inherit=inherit).train(task, received, client_of(past), shard)
     assert_close(upload, trained(Normed, received, batches(shard), lr=0.0))
 
 

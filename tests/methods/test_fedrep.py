@@ -25,8 +25,8 @@ from tests.methods.plain import (
 from tests.small import SIZES, played, run_of
 
 
-def fedrep_of(head_epochs: int, **solver) -> FedRep:
-    return FedRep(solver_of(**solver), head_epochs=head_epochs)
+def fedrep_of(head_epochs: int, pm_epochs: int = 0, **solver) -> FedRep:
+    return FedRep(solver_of(**solver), head_epochs=head_epochs, pm_epochs=pm_epochs)
 
 
 def parts(task, params):
@@ -179,26 +179,52 @@ def test_fedrep_sends_the_body_only():
 
 
 def test_fedrep_personal_model_is_the_servers_body_with_its_own_head():
-    run = played(run_of("fedrep", "norm", participation=0.5, executor="one_by_one"), 2)
+    """Of a client that never took part, before it trains, with the head that all start from."""
+    run = run_of("fedrep", "norm", participation=0.5, executor="one_by_one", new_epochs=0)
+    took_part = {*run.state.cohort(0), *run.state.cohort(1)}
+    played(run, 2)
+    assert 0 < len(took_part) < len(SIZES)
     for client in range(len(SIZES)):
         head = tree.row(run.state.store.rows(torch.tensor([client])), 0).head
         assert_same(run.personal_model(client), run.state.server | head)
+        start = parts(run.state.scene.task, run.state.scene.task.initial)[1]
+        assert differs(head, start) == (client in took_part)
 
 
 def test_fedrep_head_of_a_client_that_sits_out_is_stale_while_its_body_is_new():
     run = run_of("fedrep", participation=0.5, executor="one_by_one")
     task = run.state.scene.task
+    sat_out = {*run.state.cohort(0)} - {*run.state.cohort(1)}
     try:
         run.play_round()
         before = [run.personal_model(client) for client in range(len(SIZES))]
-        chosen = run.state.cohort(run.state.round)
         run.play_round()
         after = [run.personal_model(client) for client in range(len(SIZES))]
     finally:
         run.close()
-    for client in set(range(len(SIZES))) - set(chosen):
+    assert sat_out
+    for client in sat_out:
         assert_same(parts(task, before[client])[1], parts(task, after[client])[1])
         assert differs(parts(task, before[client])[0], parts(task, after[client])[0])
+
+
+@pytest.mark.parametrize("make", [Dense, Normed])
+def test_fedrep_with_pm_epochs_trains_the_head_alone_for_the_personal_model(make):
+    task = task_of(make)
+    body, head = parts(task, moved(task.initial, 1))
+    shard = shard_for(task)
+    personal = fedrep_of(2, pm_epochs=3).personalize(task, body, FedRepClient(head), shard)
+    assert_same({name: personal[name] for name in body}, body)
+    assert_close(personal, two_phases(make, body, head, batches(shard, 3), ()))
+    assert differs({name: personal[name] for name in head}, head)
+
+
+def test_fedrep_pm_epochs_change_nothing_of_training():
+    one, other = (played(run_of(f"fedrep:pm_epochs={n}", executor="one_by_one"), 2) for n in (0, 3))
+    assert_same(one.state.server, other.state.server)
+    everyone = torch.arange(len(SIZES))
+    assert_same(one.state.store.rows(everyone), other.state.store.rows(everyone))
+    assert differs(*({"w": run.personal_model(5)["head.weight"]} for run in (one, other)))
 
 
 def test_fedrep_has_no_model_for_all():

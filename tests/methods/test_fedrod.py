@@ -146,6 +146,10 @@ def test_fedrod_with_a_zero_head_has_the_generic_model_as_personal_one():
     assert_same(personal, server)
 
 
+def test_fedrod_personal_model_has_the_body_of_the_server_by_default():
+    assert FedRoD().pm_base == "server"
+
+
 def test_fedrod_personal_heads_start_at_zero():
     head = FedRoD().init_client(task_of(Dense), task_of(Dense).initial).head
     assert torch.equal(head["weight"], torch.zeros(3, 6))
@@ -233,25 +237,45 @@ def test_fedrod_pm_base_changes_nothing_of_training():
     assert_same(one.state.store.rows(EVERYONE).head, other.state.store.rows(EVERYONE).head)
 
 
-@pytest.mark.parametrize("base", ["local", "server"])
-def test_fedrod_head_of_a_client_that_sits_out_is_stale(base):
-    run = run_of("fedrod", participation=0.5, settings={"pm_base": base}, executor="one_by_one")
+def two_rounds(base: str):
+    """A run in which half of the clients take part in a round; models after each; and who sat out the second one."""
+    run = run_of("fedrod", participation=0.5, settings={"pm_base": base}, executor="one_by_one", new_epochs=0)
+    models, heads = [], []
     try:
-        run.play_round()
-        before = [run.personal_model(client) for client in range(len(SIZES))]
-        heads = run.state.store.rows(EVERYONE).head["weight"]
-        chosen = run.state.cohort(run.state.round)
-        run.play_round()
-        after = [run.personal_model(client) for client in range(len(SIZES))]
-        new_heads = run.state.store.rows(EVERYONE).head["weight"]
+        for _ in range(2):
+            run.play_round()
+            models.append([run.personal_model(client) for client in range(len(SIZES))])
+            heads.append(run.state.store.rows(EVERYONE).head["weight"])
     finally:
         run.close()
-    for client in set(range(len(SIZES))) - set(chosen):
-        assert torch.equal(heads[client], new_heads[client])
-        if base == "local":
-            assert_same(before[client], after[client])
-        else:
-            assert differs(before[client], after[client])
+    sat_out = sorted({*run.state.cohort(0)} - {*run.state.cohort(1)})
+    assert sat_out
+    for client in sat_out:
+        assert torch.equal(heads[0][client], heads[1][client])
+    return run, models, heads[1], sat_out
+
+
+def test_fedrod_client_that_sat_out_has_the_servers_newest_body_with_its_old_head():
+    run, (before, after), heads, sat_out = two_rounds("server")
+    server = run.state.server
+    for client in sat_out:
+        assert_same(after[client], server | {"head.weight": server["head.weight"] + heads[client]})
+        assert differs(after[client], before[client])
+
+
+def test_fedrod_with_pm_base_local_leaves_a_client_that_sat_out_as_it_was():
+    _, (before, after), _, sat_out = two_rounds("local")
+    for client in sat_out:
+        assert_same(before[client], after[client])
+
+
+@pytest.mark.parametrize("base", ["local", "server"])
+def test_fedrod_client_that_never_took_part_has_the_generic_model_before_it_trains(base):
+    run, (_, after), _, _ = two_rounds(base)
+    never = sorted(set(range(len(SIZES))) - {*run.state.cohort(0), *run.state.cohort(1)})
+    assert never
+    for client in never:
+        assert_same(after[client], run.state.server)
 
 
 def test_fedrod_generic_model_is_the_mean_and_has_no_personal_head():

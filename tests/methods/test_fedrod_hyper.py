@@ -213,15 +213,16 @@ def test_client_with_one_class_uploads_the_shared_model_that_it_received_and_tra
 
 
 @pytest.mark.parametrize("base", ["local", "server"])
-def test_personal_model_has_the_head_of_the_hypernetwork_that_the_client_trained(base):
+def test_personal_model_has_body_and_hypernetwork_of_the_server_or_those_that_the_client_trained(base):
     task = task_of(Dense)
     model, shard = moved(task.initial, 1), shard_for(task)
     method = hyper_method(pm_base=base)
     client, upload, _ = method.train(task, model | hyper_of(), client_of(), shard)
-    later = moved(task.initial, 9)
-    personal = method.personalize(task, later | hyper_of(2), client, shard)
-    body = {name: upload[name] for name in model} if base == "local" else later
-    head = papers_head({name: upload[name] for name in hyper_of()}, shares_of(shard))
+    later = moved(task.initial, 9) | hyper_of(2)
+    personal = method.personalize(task, later, client, shard)
+    source = upload if base == "local" else later
+    head = papers_head({name: source[name] for name in hyper_of()}, shares_of(shard))
+    body = {name: source[name] for name in model}
     assert_near(personal, body | {"head.weight": body["head.weight"] + head})
 
 
@@ -249,6 +250,21 @@ def test_run_shares_the_model_of_fedrod_with_own_heads_bit_for_bit(executor):
     """Personal heads of either kind leave the shared model alone, round after round."""
     one, other = (played(run_of(f"fedrod:head={kind}", executor=executor), 2) for kind in ("hyper", "linear"))
     assert_same({name: one.state.server[name] for name in other.state.server}, other.state.server)
+
+
+def test_every_client_has_the_head_that_the_servers_hypernetwork_makes_of_its_class_mix_even_if_never_drawn():
+    run = run_of("fedrod:head=hyper", participation=0.5, new_epochs=0, executor="one_by_one")
+    never = set(range(len(SIZES))) - {*run.state.cohort(0), *run.state.cohort(1)}
+    assert never
+    server, population = played(run, 2).state.server, run.state.scene.population
+    for client in range(len(SIZES)):
+        shares = torch.bincount(population.y[population.train[client]], minlength=10) / SIZES[client]
+        hidden = (server[HYPER + "hidden"] @ shares).clamp(min=0)
+        head = (server[HYPER + "output"] @ hidden).reshape(10, 8)
+        personal = run.personal_model(client)
+        generic = {name: server[name] for name in personal}
+        torch.testing.assert_close(personal, generic | {"head.weight": generic["head.weight"] + head})
+        assert float(head.abs().max()) > 1e-4
 
 
 # New clients

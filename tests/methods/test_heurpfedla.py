@@ -35,13 +35,19 @@ def task_for():
 def server_of(method, task, bias=None) -> PFedLAServer:
     """A server whose clients have unlike models; logits are the output bias [receiver, layer, client], or drawn."""
     federation = Federation(torch.ones(N, dtype=torch.long), torch.tensor(5))
-    mixers = dict(method.init_server(task, task.initial, federation).mixers)
+    start = method.init_server(task, task.initial, federation)
+    mixers = dict(start.mixers)
     if bias is None:
         rng = torch.Generator().manual_seed(3)
         mixers |= {n: torch.randn(mixers[n].shape, generator=rng) for n in ("output.weight", "output.bias")}
     else:
         mixers["output.bias"] = bias
-    return PFedLAServer(tree.stack([moved(task.initial, i) for i in range(N)]), mixers)
+    return start._replace(models=tree.stack([moved(task.initial, i) for i in range(N)]), mixers=mixers)
+
+
+def heur_of(optimizer: str, lr: float) -> HeurpFedLA:
+    """The equation of the paper with plain steps; with Adam, changes in units."""
+    return HeurpFedLA(width=6, k=1, mixer_lr=lr, mixer_optimizer=optimizer, unit=optimizer == "adam")
 
 
 def self_bias(*rows):
@@ -65,7 +71,9 @@ def test_with_no_layer_kept_it_is_pfedla_bit_for_bit(model):
     one = played(run_of("heurpfedla:k=0,mixer_lr=1", model, **options), 3)
     other = played(run_of("pfedla:mixer_lr=1", model, **options), 3)
     assert_same(one.state.server, other.state.server)
-    for client in range(len(SIZES)):
+    took_part = [client for client in range(len(SIZES)) if one.state.store.written[client]]
+    assert len(took_part) >= 4  # the others have the models of new clients
+    for client in took_part:
         assert_same(one.personal_model(client), other.personal_model(client))
     assert [(row.bytes_down, row.bytes_up) for row in one.state.rows] == [
         (r.bytes_down, r.bytes_up) for r in other.state.rows
@@ -126,6 +134,26 @@ def test_choice_changes_when_the_mixers_do():
     assert kept == [[1, 0], [0, 1]]
 
 
+def test_a_run_keeps_for_each_client_the_layer_of_its_largest_learned_weight_on_itself():
+    """Weights by plain PFedLA; the server's hypernetworks have learned for six rounds."""
+    run = played(run_of("heurpfedla:k=1,mixer_lr=0.01", executor="one_by_one"), 6)
+    server, task, method = run.state.server, run.state.scene.task, run.state.scene.method
+    sent, clients = method.send(task, server, EVERYONE).tree, run.state.store.rows(EVERYONE)
+    weights = PFedLA().weights(server.mixers, EVERYONE)
+    stays = [("hidden", "head")[int(weights[i, :, i].argmax())] for i in range(len(SIZES))]
+    assert set(stays) == {"hidden", "head"}
+    for i, layer in enumerate(stays):
+        assert sent[KEPT][i].tolist() == [int(layer == "hidden"), int(layer == "head")]
+        personal, own = run.personal_model(i), tree.row(clients, i).host.model
+        for name in personal:
+            if name in LAYERS[layer]:
+                assert torch.equal(personal[name], own[name])
+            else:
+                mixture = torch.tensordot(weights[i, list(LAYERS).index(name.split(".")[0])], server.models[name], 1)
+                torch.testing.assert_close(personal[name], mixture, rtol=1e-5, atol=1e-6)
+                assert not torch.allclose(mixture, own[name], atol=1e-3)
+
+
 # What a client goes on with
 
 
@@ -174,9 +202,9 @@ def test_server_and_client_agree_on_kept_layers():
 # The step of the mixers
 
 
-def test_mixers_do_not_learn_from_kept_layers():
+@pytest.mark.parametrize("method", [heur_of("sgd", 0.5), heur_of("adam", 0.01)], ids=["paper", "adam"])
+def test_mixers_do_not_learn_from_kept_layers(method):
     task = task_for()
-    method = HeurpFedLA(width=6, k=1, mixer_lr=0.5)
     server = server_of(method, task, self_bias((2.0, 1.0), (1.0, 2.0), (2.0, 1.0), (1.0, 2.0)))
     ids = torch.arange(N)
     uploads = moved(method.send(task, server, ids).tree | {KEPT: torch.zeros(N, 2)}, 50)
@@ -189,10 +217,12 @@ def test_mixers_do_not_learn_from_kept_layers():
             assert not torch.equal(mixers[name][client, other], server.mixers[name][client, other])
 
 
-def test_mixers_learn_from_other_layers_as_in_pfedla():
+@pytest.mark.parametrize(("optimizer", "lr"), [("sgd", 0.5), ("adam", 0.01)], ids=["paper", "adam"])
+def test_mixers_learn_from_other_layers_as_in_pfedla(optimizer, lr):
     """As if the kept layers had not moved."""
     task = task_for()
-    method, plain = HeurpFedLA(width=6, k=1, mixer_lr=0.5), PFedLA(width=6, mixer_lr=0.5)
+    method = heur_of(optimizer, lr)
+    plain = PFedLA(width=6, mixer_lr=lr, mixer_optimizer=optimizer, unit=optimizer == "adam")
     server, ids = server_of(method, task), torch.arange(N)
     sent, mixture = method.send(task, server, ids).tree, plain.send(task, server, ids).tree
     away = moved(mixture, 50)

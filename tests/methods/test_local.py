@@ -93,13 +93,30 @@ def test_local_reports_the_mean_of_models_weighted_by_rows_as_the_one_for_all():
     run = run_of("local")
     try:
         run.play_round()
-        found = run.evaluator._mean_of_personal(run.state.server, run.state.round)
+        found = run.evaluator._mean_of_personal(run.state.server, run.state.round, set())
         models = run.state.store.rows(EVERYONE).model
     finally:
         run.close()
     n = torch.tensor(SIZES, dtype=torch.float64)
     expected = {name: torch.einsum("c,c...->...", n / sum(SIZES), x.double()).float() for name, x in models.items()}
     assert_close(found, expected)
+
+
+def test_local_client_that_never_took_part_has_the_common_start_before_it_trains():
+    run = run_of("local", participation=0.5, new_epochs=0)
+    took_part = run.state.cohort(0)
+    played(run, 1)
+    for client in range(len(SIZES)):
+        kept = tree.row(run.state.store.rows(torch.tensor([client])), 0).model
+        assert_same(run.personal_model(client), kept if client in took_part else run.state.scene.task.initial)
+    assert len(took_part) == 3
+
+
+@pytest.mark.parametrize("make", [Dense, Normed])
+def test_local_client_that_never_took_part_trains_alone_from_the_common_start(make):
+    task = task_of(make)
+    shard = shard_for(task)
+    assert_close(Local(solver_of()).adapt(task, {}, shard, 2), trained(make, task.initial, batches(shard, 2)))
 
 
 def test_local_has_no_model_for_all_of_its_own():

@@ -140,10 +140,25 @@ def test_a_client_goes_on_from_its_own_model_and_never_from_the_mean():
     assert_close(statistics(client.model), statistics(trained(Normed, own, batches(shard), lr=0.0)))
 
 
+@pytest.mark.parametrize("model", ["mlp", "norm"])
+def test_mtl_with_a_strength_that_counts_is_not_local(model):
+    one = played(run_of("mtl", model, settings={"strength": 0.1}, executor="one_by_one"), 2)
+    other = played(run_of("local", model, executor="one_by_one"), 2)
+    weights = [tree.trainable(run.state.store.rows(EVERYONE[3:]).model) for run in (one, other)]
+    for client in range(3):
+        assert differs(*(tree.row(each, client) for each in weights))
+
+
 def test_the_server_has_each_clients_last_model_which_is_its_personal_one():
-    run = played(run_of("mtl", "norm", participation=0.5, executor="one_by_one"), 3)
+    """One that never took part has the mean of all, before it trains."""
+    run = run_of("mtl", "norm", participation=0.5, executor="one_by_one", new_epochs=0)
+    took_part = {*run.state.cohort(0), *run.state.cohort(1)}
+    played(run, 2)
+    assert 0 < len(took_part) < 6
     for client in range(6):
-        assert_same(tree.row(run.state.server.models, client), run.personal_model(client))
+        models = run.state.server.models
+        mean = tree.map(lambda x: x.mean(0), models)
+        assert_same(run.personal_model(client), tree.row(models, client) if client in took_part else mean)
     first = run.state.scene.method.init_server(
         run.state.scene.task, run.state.scene.task.initial, Federation(torch.ones(6), torch.tensor(0))
     )

@@ -2,7 +2,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+import plures
 from plures.methods.addons.prox import Prox
+from plures.methods.fedavg import FedAvg, FedAvgClient
 from plures.methods.perfedavg import PerFedAvg
 from tests.methods.plain import (
     LR,
@@ -48,8 +50,10 @@ class Plane:
         return (params["w"] * batch.x * batch.mask.unsqueeze(1)).sum() / batch.mask.sum()
 
 
-def per_of(order: str, alpha: float = ALPHA, delta: float = 1e-3, pm_epochs: int = 1, **solver) -> PerFedAvg:
-    return PerFedAvg(solver_of(**solver), order=order, alpha=alpha, delta=delta, pm_epochs=pm_epochs)
+def per_of(
+    order: str, alpha: float = ALPHA, delta: float = 1e-3, pm_epochs: int = 1, repeat: bool = False, **solver
+) -> PerFedAvg:
+    return PerFedAvg(solver_of(**solver), order=order, alpha=alpha, delta=delta, pm_epochs=pm_epochs, repeat=repeat)
 
 
 def upload_of(method, task, received, shard):
@@ -87,6 +91,47 @@ def test_perfedavg_equals_the_steps_written_out_with_plain_modules(make, order, 
     steps = batches(shard, 2, batch=n_parts * 5)
     expected = by_hand(make, received, steps, n_parts, ALPHA, order == "exact")
     assert_close(upload_of(per_of(order, epochs=2), task, received, shard), expected)
+
+
+@pytest.mark.parametrize(("order", "n_parts"), [("fo", 2), ("exact", 3)])
+def test_with_repeat_rows_are_met_as_often_as_a_batch_has_parts(order, n_parts):
+    """Two epochs are four passes over the rows, or six, each in an order of its own."""
+    task = task_of(Dense)
+    received, shard = moved(task.initial, 1), shard_for(task, n=36)
+    steps = list(batches(shard, 2 * n_parts, batch=n_parts * 5))
+    assert len(steps) == {"fo": 4 * 4, "exact": 6 * 3}[order]
+    expected = by_hand(Dense, received, steps, n_parts, ALPHA, order == "exact")
+    assert_close(upload_of(per_of(order, repeat=True, epochs=2), task, received, shard), expected)
+
+
+def n_steps(method, task, shard, client=()) -> int:
+    return int(method.train(task, task.initial, client, shard)[2]["steps"])
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+@pytest.mark.parametrize(("order", "n_parts"), [("fo", 2), ("hf", 3), ("exact", 3)])
+def test_without_a_word_there_are_as_many_outer_steps_as_steps_of_fedavg(order, n_parts, epochs):
+    """30 rows are 6 batches of 5, or 3 of 10 met twice, or 2 of 15 met three times."""
+    task = task_of(Dense)
+    shard, solver = shard_for(task, n=30), solver_of(epochs=epochs)
+    fedavg = n_steps(FedAvg(solver), task, shard, FedAvgClient({}))
+    assert n_steps(PerFedAvg(solver, order=order), task, shard) == fedavg == 6 * epochs
+    assert n_steps(PerFedAvg(solver, order=order, repeat=False), task, shard) == 6 * epochs // n_parts
+
+
+@pytest.mark.parametrize(("order", "n_parts"), [("fo", 2), ("hf", 3)])
+@pytest.mark.parametrize("n", [1, 4, 11, 17, 36])
+def test_where_rows_do_not_fill_batches_there_are_no_fewer_steps_and_less_than_a_batch_more(order, n_parts, n):
+    task = task_of(Dense)
+    shard = shard_for(task, n=n)
+    more = n_steps(PerFedAvg(solver_of(), order=order), task, shard) - -(-n // 5)
+    assert 0 <= more < n_parts
+
+
+def test_a_given_number_of_steps_is_that_of_outer_steps():
+    task = task_of(Dense)
+    for repeat in (True, False):
+        assert n_steps(per_of("fo", repeat=repeat, steps=7), task, shard_for(task)) == 7
 
 
 @pytest.mark.parametrize("make", [Dense, Normed])
@@ -198,3 +243,19 @@ def test_orders_differ_on_a_model():
 
 def test_perfedavg_can_take_scaffold():
     played(run_of("perfedavg+scaffold", executor="one_by_one"), 1)
+
+
+def test_without_a_word_the_hessian_is_ignored():
+    task = task_of(Dense)
+    received, shard = moved(task.initial, 1), shard_for(task, n=36)
+    method = PerFedAvg(solver_of(), alpha=ALPHA)
+    expected = by_hand(Dense, received, batches(shard, 2, batch=10), 2, ALPHA, False)
+    assert_close(upload_of(method, task, received, shard), expected)
+
+
+@pytest.mark.parametrize("partition", [None, "labels:4"])
+def test_perfedavg_learns_digits_without_settings(partition):
+    result = plures.run("perfedavg", data="digits", partition=partition, rounds=30, eval_every=0)
+    assert result.summary["personal"]["mean"] > 0.8
+    assert len(result.models) == 20
+    assert all(bool(x.isfinite().all()) for model in result.models.values() for x in model.values())

@@ -3,6 +3,7 @@ import torch
 from torch.func import functional_call
 from torch.nn import functional as F
 
+import plures
 from plures import tree
 from plures.errors import UsageError
 from plures.methods.addons.feddyn import FedDyn
@@ -110,14 +111,15 @@ def test_one_plain_local_step_makes_the_servers_gradient_lr_times_that_of_the_ch
         row = {2: 0, 0: 1}[i]
         away = {name: (model[name] - uploads[name][row]) / LR for name in model}
         assert_close(away, dict(zip(leaves, gradients, strict=True)))
-    assert_close(new.net, {name: x - 0.5 * LR * by_net[name] / 2 for name, x in server.net.items()})
+    assert_close(new.net, {name: x - 0.5 * LR * by_net[name] for name, x in server.net.items()})
     assert_close({"v": new.embeddings}, {"v": server.embeddings - 0.5 * LR * by_v})
     assert float(by_v[[0, 2]].abs().min()) > 1e-5 and not by_v[[1, 3]].any()
 
 
-def test_gradients_of_the_net_are_averaged_over_the_cohort_and_those_of_embeddings_are_not():
+@pytest.mark.parametrize("cohort", ["sum", "mean"])
+def test_gradients_of_the_net_are_added_up_or_averaged_over_the_cohort_and_those_of_embeddings_are_not(cohort):
     task = task_of(Dense)
-    method = hn_of(hyper_lr=0.5, **PLAIN)
+    method = hn_of(hyper_lr=0.5, cohort=cohort, **PLAIN)
     server = server_of(method, task)
     uploads = {i: moved(task.initial, i) for i in range(4)}
     for ids in ([1], [3, 0, 2]):
@@ -125,13 +127,19 @@ def test_gradients_of_the_net_are_averaged_over_the_cohort_and_those_of_embeddin
             task, server, torch.tensor(ids), tree.stack([uploads[i] for i in ids]), torch.arange(1, len(ids) + 1)
         )
         by_net, by_v = chain_rule(task, server, ids, change_of(uploads))
-        assert_close(new.net, {name: x - 0.5 * by_net[name] / len(ids) for name, x in server.net.items()})
+        n = len(ids) if cohort == "mean" else 1
+        assert_close(new.net, {name: x - 0.5 * by_net[name] / n for name, x in server.net.items()})
         assert_close({"v": new.embeddings}, {"v": server.embeddings - 0.5 * by_v})
 
 
-def test_net_and_embeddings_move_as_torch_optim_moves_them_with_momentum_and_decay():
+def test_without_a_word_gradients_are_added_up():
+    assert PFedHN().cohort == "sum"
+
+
+@pytest.mark.parametrize(("cohort", "n"), [("sum", 1), ("mean", 2)])
+def test_net_and_embeddings_move_as_torch_optim_moves_them_with_momentum_and_decay(cohort, n):
     task = task_of(Dense)
-    method = hn_of(hyper_lr=0.05, hyper_momentum=0.9, hyper_decay=0.1, clip=1e9)
+    method = hn_of(cohort=cohort, hyper_lr=0.05, hyper_momentum=0.9, hyper_decay=0.1, clip=1e9)
     server = server_of(method, task, 2)
     net = {name: x.clone().requires_grad_() for name, x in server.net.items()}
     v = server.embeddings.clone().requires_grad_()
@@ -143,16 +151,18 @@ def test_net_and_embeddings_move_as_torch_optim_moves_them_with_momentum_and_dec
         )
         v.grad = by_v
         for name, x in net.items():
-            x.grad = by_net[name] / 2
+            x.grad = by_net[name] / n
         solver.step()
         server = method.merge(task, server, torch.arange(2), tree.stack([uploads[0], uploads[1]]), torch.ones(2))
     assert_close(server.net, tree.detach(net))
     assert_close({"v": server.embeddings}, {"v": v.detach()})
 
 
-def test_gradients_are_cut_to_a_length_each_embedding_by_itself_and_the_net_as_a_whole():
+@pytest.mark.parametrize("cohort", ["sum", "mean"])
+def test_gradients_are_cut_to_a_length_each_embedding_by_itself_and_the_net_as_a_whole(cohort):
+    """That of the net after the clients' gradients were added up, or averaged."""
     task = task_of(Dense)
-    free, cut = (hn_of(hyper_lr=1.0, **(PLAIN | {"clip": clip})) for clip in (1e9, 0.01))
+    free, cut = (hn_of(cohort=cohort, hyper_lr=1.0, **(PLAIN | {"clip": clip})) for clip in (1e9, 0.01))
     server = server_of(free, task)
     ids, uploads = torch.tensor([0, 1]), tree.stack([moved(task.initial, 1), moved(task.initial, 2, 5.0)])
 
@@ -256,3 +266,8 @@ def test_pfedhn_cannot_take_what_needs_one_model_for_all():
     for addon in (Scaffold, FedDyn):
         with pytest.raises(UsageError, match="keeps no model for all"):
             addon(host=pfedhn())
+
+
+def test_pfedhn_learns_digits_without_settings():
+    result = plures.run("pfedhn", data="digits", rounds=30, eval_every=0)
+    assert result.summary["personal"]["mean"] > 0.85

@@ -3,7 +3,9 @@ import math
 import pytest
 import torch
 
+import plures
 from plures import tree
+from plures.learn.optimizers import SERVER_EPSILON
 from plures.learn.task import Task
 from plures.methods.base import Federation
 from plures.methods.pfedla import PFedLA, PFedLAServer, pfedla
@@ -20,6 +22,20 @@ def task_for(make=Dense):
     return task_of(make, torch.float32)
 
 
+def paper_of(mixer_lr: float = 0.5, layer_mean: bool = False, alpha_map: str = "softmax") -> PFedLA:
+    """The equation of the paper: plain steps along the change itself."""
+    return PFedLA(
+        width=6, mixer_lr=mixer_lr, mixer_optimizer="sgd", unit=False, layer_mean=layer_mean, alpha_map=alpha_map
+    )
+
+
+def adam_of(mixer_lr: float = 0.01) -> PFedLA:
+    return PFedLA(width=6, mixer_lr=mixer_lr, mixer_optimizer="adam", unit=True)
+
+
+BOTH = pytest.mark.parametrize("method", [paper_of(), adam_of()], ids=["paper", "adam"])
+
+
 def server_of(method, task, n: int = N, seed: int = 0, drawn: bool = False) -> PFedLAServer:
     """A server whose clients have unlike models; `drawn` also gives it unlike mixers."""
     federation = Federation(torch.ones(n, dtype=torch.long), torch.tensor(5))
@@ -30,7 +46,7 @@ def server_of(method, task, n: int = N, seed: int = 0, drawn: bool = False) -> P
         rng = torch.Generator().manual_seed(seed)
         for name in ("output.weight", "output.bias"):
             mixers[name] = mixers[name] + 0.3 * torch.randn(mixers[name].shape, generator=rng)
-    return PFedLAServer(models, mixers)
+    return start._replace(models=models, mixers=mixers)
 
 
 def weights_of(method, server, ids):
@@ -138,12 +154,12 @@ def test_pfedla_clients_have_unlike_hypernetworks():
 def test_pfedla_step_moves_the_mixture_the_way_clients_moved():
     """One small step raises <mixture, movement> for every client: the sign of the paper's derivation."""
     task = task_for()
-    method = PFedLA(width=6, mixer_lr=1e-3)
+    method = paper_of(1e-3)
     server, ids = server_of(method, task, drawn=True), torch.arange(N)
     sent = method.send(task, server, ids).tree
     uploads = moved_from(sent)
     merged = method.merge(task, server, ids, uploads, torch.ones(N))
-    again = method.send(task, PFedLAServer(server.models, merged.mixers), ids).tree
+    again = method.send(task, server._replace(mixers=merged.mixers), ids).tree
     gain = inner(tree.sub(again, sent), tree.sub(uploads, sent))
     assert bool((gain > 1e-4).all())
 
@@ -151,13 +167,13 @@ def test_pfedla_step_moves_the_mixture_the_way_clients_moved():
 def test_pfedla_step_is_as_long_as_the_gradient_says():
     """To first order the gain of a step is mixer_lr * |J^T movement|^2, and the step itself mixer_lr * J^T movement."""
     task = task_for()
-    method = PFedLA(width=6, mixer_lr=1e-4)
+    method = paper_of(1e-4)
     server, ids = server_of(method, task, drawn=True), torch.arange(N)
     sent = method.send(task, server, ids).tree
     uploads = moved_from(sent)
     merged = method.merge(task, server, ids, uploads, torch.ones(N))
     step = tree.sub(merged.mixers, server.mixers)
-    again = method.send(task, PFedLAServer(server.models, merged.mixers), ids).tree
+    again = method.send(task, server._replace(mixers=merged.mixers), ids).tree
     gain = inner(tree.sub(again, sent), tree.sub(uploads, sent))
     torch.testing.assert_close(gain, inner(step, step) / 1e-4, rtol=0.05, atol=0)
 
@@ -166,7 +182,7 @@ def test_pfedla_step_is_as_long_as_the_gradient_says():
 def test_pfedla_step_of_the_logits_is_the_closed_form(drawn):
     """The output bias adds to the logits: it moves by lr * weight_j * <model_j - mixture, movement> of the layer."""
     task = task_for()
-    method = PFedLA(width=6, mixer_lr=0.5)
+    method = paper_of()
     server, ids = server_of(method, task, drawn=drawn), torch.tensor([3, 1])
     weights, sent = weights_of(method, server, ids), method.send(task, server, ids).tree
     uploads = moved_from(sent)
@@ -183,7 +199,7 @@ def test_pfedla_step_of_the_logits_is_the_closed_form(drawn):
 
 def test_pfedla_step_of_the_output_weights_is_that_of_the_logits_times_the_hidden_layer():
     task = task_for()
-    method = PFedLA(width=6, mixer_lr=0.5)
+    method = paper_of()
     server, ids = server_of(method, task), torch.arange(N)
     uploads = moved_from(method.send(task, server, ids).tree)
     mixers = method.merge(task, server, ids, uploads, torch.ones(N)).mixers
@@ -194,9 +210,9 @@ def test_pfedla_step_of_the_output_weights_is_that_of_the_logits_times_the_hidde
     torch.testing.assert_close(mixers["output.weight"], mixers["output.bias"].unsqueeze(-1) * hidden[:, None, None])
 
 
-def test_pfedla_step_reaches_embedding_and_hidden_layers():
+@BOTH
+def test_pfedla_step_reaches_embedding_and_hidden_layers(method):
     task = task_for()
-    method = PFedLA(width=6, mixer_lr=0.5)
     server, ids = server_of(method, task, drawn=True), torch.arange(N)
     uploads = moved_from(method.send(task, server, ids).tree)
     mixers = method.merge(task, server, ids, uploads, torch.ones(N)).mixers
@@ -206,7 +222,7 @@ def test_pfedla_step_reaches_embedding_and_hidden_layers():
 
 def test_pfedla_with_layer_mean_divides_movements_by_the_size_of_the_layer():
     task = task_for()
-    plain, divided = (PFedLA(width=6, mixer_lr=0.5, layer_mean=flag) for flag in (False, True))
+    plain, divided = (paper_of(layer_mean=flag) for flag in (False, True))
     server, ids = server_of(plain, task), torch.arange(N)
     uploads = moved_from(plain.send(task, server, ids).tree)
     whole, part = (m.merge(task, server, ids, uploads, torch.ones(N)).mixers["output.bias"] for m in (plain, divided))
@@ -214,30 +230,148 @@ def test_pfedla_with_layer_mean_divides_movements_by_the_size_of_the_layer():
     torch.testing.assert_close(part[:, 1] * (6 * 3 + 3), whole[:, 1], rtol=1e-4, atol=1e-5)
 
 
-def test_pfedla_does_not_move_the_mixers_of_clients_that_did_not_move():
+@BOTH
+def test_pfedla_does_not_move_the_mixers_of_clients_that_did_not_move(method):
     task = task_for()
-    method = PFedLA(width=6, mixer_lr=0.5)
     server, ids = server_of(method, task, drawn=True), torch.arange(N)
     sent = method.send(task, server, ids).tree
     assert_same(method.merge(task, server, ids, sent, torch.ones(N)).mixers, server.mixers)
 
 
-def test_pfedla_mixers_do_not_see_the_number_of_rows():
+@BOTH
+def test_pfedla_mixers_do_not_see_the_number_of_rows(method):
     task = task_for()
-    method = PFedLA(width=6, mixer_lr=0.5)
     server, ids = server_of(method, task), torch.arange(N)
     uploads = moved_from(method.send(task, server, ids).tree)
     one, other = (method.merge(task, server, ids, uploads, torch.tensor(s)) for s in ([1, 1, 1, 1], [1, 2, 3, 9]))
     assert_same(one, other)
 
 
+# The step in units, and Adam
+
+
+def gradients_by_hand(server, client, upload):
+    """How a client's mixer raises <mixture, change of unit length by the spread of clients>, summed over layers."""
+    mixer = {name: x[client].clone().requires_grad_() for name, x in server.mixers.items()}
+    hidden = mixer["embedding"]
+    for k in range(3):
+        hidden = torch.relu(mixer[f"hidden{k}.weight"] @ hidden + mixer[f"hidden{k}.bias"])
+    weights = (mixer["output.weight"] @ hidden + mixer["output.bias"]).softmax(-1)
+    total = torch.zeros(())
+    for layer, names in enumerate(LAYERS.values()):
+        models = torch.cat([server.models[name].flatten(1) for name in names], 1)
+        mixture = weights[layer] @ models
+        here = mixture.detach()
+        change = torch.cat([upload[name].flatten() for name in names]) - here
+        spread = (models - here).square().sum(1).mean().sqrt()
+        total = total + mixture @ (change / change.norm() / spread)
+    return dict(zip(mixer, torch.autograd.grad(total, list(mixer.values())), strict=True))
+
+
+def in_double(server):
+    """Numbers of double precision, so that what differs in more than the last digits is wrong."""
+    return tree.map(lambda x: x.double(), server)
+
+
+@pytest.mark.parametrize("length", [3.0, 3e-3])
+def test_pfedla_unit_makes_steps_of_one_size_however_far_a_client_moved(length):
+    """Two clients at +2 and -2 in one number: a spread of 2. Half of it, over that, times the rate of 0.5 is 0.25."""
+    task = task_for()
+    method = PFedLA(width=6, mixer_lr=0.5, mixer_optimizer="sgd", unit=True)
+    server, ids = server_of(method, task, 2), torch.arange(2)
+    models, uploads = tree.zeros_like(server.models), tree.zeros_like(server.models)
+    models["hidden.bias"][:, 3] = torch.tensor([2.0, -2.0])
+    uploads["hidden.bias"][:, 3] = length
+    uploads["head.bias"][:, 1] = length  # in the head all clients are equal: no step
+    merged = method.merge(task, server._replace(models=models), ids, uploads, torch.ones(2))
+    expected = torch.tensor([[[0.25, -0.25], [0.0, 0.0]]] * 2)
+    torch.testing.assert_close(merged.mixers["output.bias"], expected)
+
+
+def test_pfedla_unit_is_a_plain_step_along_the_change_in_units():
+    task = task_for()
+    method = PFedLA(width=6, mixer_lr=0.5, mixer_optimizer="sgd", unit=True)
+    server, ids = in_double(server_of(method, task, drawn=True)), torch.tensor([3, 1])
+    uploads = moved_from(method.send(task, server, ids).tree)
+    merged = method.merge(task, server, ids, uploads, torch.ones(2))
+    for place, client in enumerate(ids.tolist()):
+        upwards = gradients_by_hand(server, client, tree.row(uploads, place))
+        expected = {name: x[client] + 0.5 * upwards[name] for name, x in server.mixers.items()}
+        torch.testing.assert_close(tree.row(merged.mixers, client), expected)
+
+
+def test_pfedla_with_unit_layer_mean_makes_no_difference():
+    task = task_for()
+    plain, divided = (
+        PFedLA(width=6, mixer_lr=0.5, mixer_optimizer="sgd", unit=True, layer_mean=flag) for flag in (False, True)
+    )
+    server, ids = server_of(plain, task, drawn=True), torch.arange(N)
+    uploads = moved_from(plain.send(task, server, ids).tree)
+    one, other = (m.merge(task, server, ids, uploads, torch.ones(N)).mixers for m in (plain, divided))
+    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+    assert float((one["output.bias"] - server.mixers["output.bias"]).abs().max()) > 0.01
+
+
+def test_pfedla_adam_is_that_of_torch_for_each_client_with_a_count_of_its_own():
+    """Four rounds of unlike cohorts; client 2 takes part in none of them."""
+    task, method = task_for(), adam_of(0.01)
+    server = start = in_double(server_of(method, task, drawn=True))
+    mixers = [{name: x[i].clone().requires_grad_() for name, x in server.mixers.items()} for i in range(N)]
+    solvers = [torch.optim.Adam(mixers[i].values(), lr=0.01, eps=SERVER_EPSILON, maximize=True) for i in range(N)]
+    for round, cohort in enumerate(([3, 1], [1], [1, 0], [3, 1])):
+        ids = torch.tensor(cohort)
+        uploads = moved_from(method.send(task, server, ids).tree, 50 + round)
+        for place, client in enumerate(cohort):
+            upwards = gradients_by_hand(server, client, tree.row(uploads, place))
+            for name, x in mixers[client].items():
+                x.grad = upwards[name]
+            solvers[client].step()
+        server = method.merge(task, server, ids, uploads, torch.ones(len(cohort)))
+        torch.testing.assert_close(server.mixers, tree.detach(tree.stack(mixers)), rtol=1e-6, atol=1e-8)
+    assert server.steps.tolist() == [1, 4, 0, 2]
+    assert_same(tree.row(server, 2), tree.row(start, 2))
+    assert not any(x[2].any() for x in [*server.first.values(), *server.second.values()])
+    assert all(bool(x[i].any()) for x in server.first.values() for i in (0, 1, 3))
+
+
+def test_pfedla_first_step_of_adam_is_as_long_as_its_rate():
+    """Where the gradient is far above 1e-5, as that of the output bias is here."""
+    task, method = task_for(), adam_of(0.01)
+    server, ids = server_of(method, task), torch.arange(N)
+    uploads = moved_from(method.send(task, server, ids).tree)
+    steps = method.merge(task, server, ids, uploads, torch.ones(N)).mixers["output.bias"]
+    torch.testing.assert_close(steps.abs(), torch.full((N, 2, N), 0.01), rtol=0.02, atol=0)
+    assert steps.sign().unique().tolist() == [-1, 1]
+
+
+def test_pfedla_adam_moves_the_mixture_the_way_clients_moved():
+    """One small step raises what it climbs, for every client: changes in units."""
+    task, method = task_for(), adam_of(1e-4)
+    server, ids = in_double(server_of(method, task, drawn=True)), torch.arange(N)
+    uploads = moved_from(method.send(task, server, ids).tree)
+    merged = method.merge(task, server, ids, uploads, torch.ones(N))
+    for client in range(N):
+        upwards = gradients_by_hand(server, client, tree.row(uploads, client))
+        step = tree.sub(tree.row(merged.mixers, client), tree.row(server.mixers, client))
+        assert float(tree.dot(step, upwards)) > 1e-5
+
+
+def test_pfedla_without_adam_keeps_no_moments():
+    task = task_for()
+    method = paper_of()
+    server, ids = server_of(method, task), torch.arange(N)
+    merged = method.merge(task, server, ids, moved_from(method.send(task, server, ids).tree), torch.ones(N))
+    assert merged.first == merged.second == {}
+    assert merged.steps.tolist() == [0] * N
+
+
 # Models that are equal, or alone
 
 
-def test_pfedla_with_equal_models_gets_no_gradient():
+@BOTH
+def test_pfedla_with_equal_models_gets_no_gradient(method):
     """With weights of 1/4 and whole numbers everything is exact: the mixers do not move by a bit."""
     task = task_for()
-    method = PFedLA(width=6, mixer_lr=0.5)
     server, ids = server_of(method, task), torch.arange(N)
     whole = {name: (8 * x).round() for name, x in moved(task.initial, 1).items()}
     server = server._replace(models=tree.repeat(whole, N))
@@ -245,6 +379,15 @@ def test_pfedla_with_equal_models_gets_no_gradient():
     assert_same(sent, server.models)
     uploads = tree.map(lambda x: x + torch.arange(x.numel()).reshape(x.shape) % 5, sent)
     assert_same(method.merge(task, server, ids, uploads, torch.ones(N)).mixers, server.mixers)
+
+
+def test_pfedla_takes_no_step_in_units_where_models_differ_by_rounding_alone():
+    task, method = task_for(), adam_of()
+    server, ids = server_of(method, task, drawn=True), torch.arange(N)
+    server = server._replace(models=tree.repeat(moved(task.initial, 1), N))
+    sent = method.send(task, server, ids).tree
+    assert not torch.equal(sent["hidden.weight"], server.models["hidden.weight"])
+    assert_same(method.merge(task, server, ids, moved_from(sent), torch.ones(N)).mixers, server.mixers)
 
 
 def test_pfedla_with_equal_models_sends_that_model_whatever_the_weights():
@@ -331,9 +474,9 @@ def test_pfedla_sends_the_last_model_of_a_client_that_sat_out():
     assert_close(sent, expected)
 
 
-def test_pfedla_result_does_not_depend_on_the_order_of_the_cohort():
+@BOTH
+def test_pfedla_result_does_not_depend_on_the_order_of_the_cohort(method):
     task = task_for()
-    method = PFedLA(width=6, mixer_lr=0.5)
     server = server_of(method, task, drawn=True)
     ids, back = torch.tensor([0, 2, 3]), torch.tensor([2, 0, 1])
     sent = method.send(task, server, ids).tree
@@ -345,10 +488,10 @@ def test_pfedla_result_does_not_depend_on_the_order_of_the_cohort():
         torch.testing.assert_close(one.mixers[name], other.mixers[name])
 
 
-def test_pfedla_mixers_learn_from_the_models_that_were_mixed_and_not_from_new_ones():
+@BOTH
+def test_pfedla_mixers_learn_from_the_models_that_were_mixed_and_not_from_new_ones(method):
     """A client's mixer moves alike whether others of its cohort upload something new or not."""
     task = task_for()
-    method = PFedLA(width=6, mixer_lr=0.5)
     server = server_of(method, task, drawn=True)
     together, alone = torch.tensor([0, 2]), torch.tensor([2])
     uploads = moved_from(method.send(task, server, together).tree)
@@ -362,7 +505,7 @@ def test_pfedla_mixers_learn_from_the_models_that_were_mixed_and_not_from_new_on
 
 def relu_server(task, bias):
     """A server whose logits are the given output bias."""
-    method = PFedLA(width=6, alpha_map="relu_norm", mixer_lr=0.5)
+    method = paper_of(alpha_map="relu_norm")
     server = server_of(method, task)
     zero = torch.zeros_like(server.mixers["output.weight"])
     return method, server._replace(mixers=server.mixers | {"output.weight": zero, "output.bias": bias})
@@ -406,6 +549,43 @@ def test_pfedla_relu_norm_starts_with_positive_weights():
     weights = weights_of(method, server_of(method, task), torch.arange(N))
     assert float(weights.min()) > 0
     torch.testing.assert_close(weights.sum(-1), torch.ones(N, 2))
+
+
+# As it is without settings
+
+
+class Seen(plures.Callback):
+    """Keeps the state of a run, to look at what the server has at its end."""
+
+    def started(self, state):
+        self.state = state
+
+
+def run_on_digits(method, partition):
+    """The mean accuracy of personal models, and the largest distance of each client's weights from equal ones."""
+    seen = Seen()
+    result = plures.run(method, data="digits", partition=partition, rounds=30, eval_every=0, callback=seen)
+    host, n = seen.state.scene.method.host, 20
+    weights = host.weights(seen.state.server.mixers, torch.arange(n))
+    assert weights.shape == (n, 2, n)
+    return result.summary["personal"]["mean"], (weights - 1 / n).abs().amax((1, 2))
+
+
+@pytest.mark.parametrize("partition", [None, "labels:4"])
+def test_pfedla_learns_weights_that_are_not_equal_and_beats_fedavg(partition):
+    fedavg, local = (
+        plures.run(name, data="digits", partition=partition, rounds=30, eval_every=0).summary["personal"]["mean"]
+        for name in ("fedavg", "local")
+    )
+    mean, far = run_on_digits("pfedla", partition)
+    assert int((far > 0.05).sum()) > 10  # of 20 clients
+    assert mean > fedavg
+    assert mean > local - 0.01
+
+
+def test_pfedla_with_plain_steps_at_the_rate_of_public_code_keeps_equal_weights():
+    _, far = run_on_digits("pfedla:mixer_optimizer=sgd,unit=false,mixer_lr=0.005", "labels:4")
+    assert 0 < float(far.max()) < 0.001
 
 
 # BatchNorm and the wire

@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -138,9 +140,51 @@ def test_beta_is_the_share_of_the_way_to_the_mean():
     assert float(plain["w"]) == 3.0
 
 
-def test_beta_zero_freezes_the_shared_model_bit_for_bit():
+def test_beta_zero_freezes_the_shared_weights_bit_for_bit_and_no_statistic():
     run = played(run_of("pfedme:beta=0,inner_steps=1", "norm", executor="one_by_one"), 2)
-    assert_same(run.state.server, run.state.scene.task.initial)
+    initial = run.state.scene.task.initial
+    assert_same(tree.trainable(run.state.server), tree.trainable(initial))
+    assert differs(statistics(run.state.server), statistics(initial))
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5, 3.0])
+def test_statistics_of_the_server_are_the_mean_whatever_beta(beta):
+    """Three times the way from 1 to 0.35 would be a variance of -0.95."""
+    server = {"w": torch.tensor(1.0), "norm.running_var": torch.tensor(1.0)}
+    uploads = {"w": torch.tensor([2.0, 4.0]), "norm.running_var": torch.tensor([0.2, 0.4])}
+    merged = pfedme_of(beta=beta).merge(None, server, torch.arange(2), uploads, torch.tensor([1, 3]))
+    assert float(merged["norm.running_var"]) == pytest.approx(0.35)
+    assert float(merged["w"]) == 1 + beta * 2.5
+
+
+def test_no_variance_is_negative_with_a_server_that_goes_beyond_the_mean():
+    run = played(run_of("pfedme:beta=8,inner_steps=1", "norm", executor="one_by_one"), 3)
+    assert min(float(run.state.server[name].min()) for name in ("norm.running_var", "second.running_var")) > 0
+
+
+def test_outer_lr_is_the_rate_of_the_shared_model_and_zero_is_that_of_clients():
+    """On the bowl above 0.5 gives w = 0.4375; 0.125 gives w = 0.0625, theta = 0.53125, w = 0.12109375."""
+    zero = {"w": torch.zeros(1)}
+    found = []
+    for lr, outer_lr in ((0.125, 0.5), (0.5, 0.0), (0.125, 0.0)):
+        method = dataclasses.replace(pfedme_of(1.0, 1, 0.5, lr=lr, steps=2), outer_lr=outer_lr)
+        client, upload, _ = method.train(Bowl(), zero, PFedMeClient(zero), bowl_at(1.0))
+        found.append((float(client.model["w"]), float(upload["w"])))
+    assert found == [(0.625, 0.4375), (0.625, 0.4375), (0.53125, 0.12109375)]
+
+
+def test_outer_lr_moves_no_statistic():
+    """With lam at zero the shared weights stay, and statistics are those of the same personal models."""
+    task = task_of(Normed)
+    received, shard = moved(task.initial, 2), shard_for(task)
+    uploads = [
+        dataclasses.replace(pfedme_of(lam=0.0), outer_lr=outer_lr).train(
+            task, received, PFedMeClient(task.initial), shard
+        )[1]
+        for outer_lr in (0.0, 2.0)
+    ]
+    assert_same(*uploads)
+    assert differs(statistics(uploads[0]), statistics(received))
 
 
 def test_by_name_the_server_moves_all_the_way_to_the_mean():

@@ -48,6 +48,12 @@ def round_of(method, task, received, own, shard):
     return client.model, upload
 
 
+def shard_in(run, client: int, use: str, round: int):
+    """The training rows of a client of a run, for one use of them in a round."""
+    stacked = run.state.scene.population.shards([client], "train", use, round)
+    return type(stacked)(stacked.x, stacked.y, *[part[0] for part in stacked[2:]])
+
+
 def papers_scores(own, received):
     """Length of each layer's difference by its number of weights, with mean one over both layers."""
     distance = {
@@ -148,15 +154,44 @@ def test_rate_of_a_late_round_is_that_of_both_models():
     assert_same(found, expected)
 
 
-def test_first_time_of_a_client_has_equal_scores_and_keeps_its_lowest_layers():
+@pytest.mark.parametrize("personal", [1, 5])
+@pytest.mark.parametrize("make", [Dense, Normed])
+def test_first_time_of_a_client_has_equal_scores_and_takes_all_layers_as_received(make, personal):
     """Also in a late round, when the received model is far from where all began."""
-    task = task_of(Dense)
+    task = task_of(make)
     received, own, shard = moved(task.initial, 1), moved(task.initial, 2), shard_for(task)
-    client, upload, _ = lf_of(1, rho=0.5).train(task, received, client_of(own, 0), shard)
-    expected = papers_round(Dense, received, own, {"hidden": 1.0, "head": 1.0}, {"hidden"}, batches(shard), 0.5)
+    client, upload, _ = lf_of(personal, rho=0.5).train(task, received, client_of(own, 0), shard)
+    expected = papers_round(make, received, own, {"hidden": 1.0, "head": 1.0}, set(), batches(shard), 0.5)
     assert_close(client.model, expected[0])
     assert_close(upload, expected[1])
-    assert int(lf_of().init_client(task, task.initial).rounds) == 0
+    assert int(client.rounds) == 1 and int(lf_of().init_client(task, task.initial).rounds) == 0
+
+
+@pytest.mark.parametrize("far", ["hidden", "head"])
+def test_second_time_of_a_client_keeps_its_furthest_layer_from_the_first(far):
+    """At a rate of zero nothing moves: first its model is the first one received, and then that layer still is."""
+    task, method = task_of(Dense), lf_of(1, lr=0.0)
+    first = moved(task.initial, 1)
+    second = {name: x + (0.5 if layer_of(name) == far else 0.01) for name, x in first.items()}
+    client, _, _ = method.train(task, first, method.init_client(task, task.initial), shard_for(task))
+    assert_same(client.model, first)
+    client, _, _ = method.train(task, second, client, shard_for(task, round=1))
+    assert_same(client.model, {name: (first if layer_of(name) == far else second)[name] for name in first})
+
+
+def test_first_time_in_a_run_is_when_a_client_is_first_chosen():
+    """With all layers personal, client 0, first chosen in the second round, starts from the server's model; client 2,
+    chosen before, from its own."""
+    run = run_of("plgu-lf:personal=9", participation=0.5, executor="one_by_one")
+    assert [run.state.cohort(round) for round in range(2)] == [[2, 3, 4], [0, 2, 4]]
+    run.play_round()
+    start = {0: run.state.server, 2: run.personal_model(2)}
+    played(run, 1)
+    alone = FedAvg(run.state.scene.method.solver)
+    for client, model in start.items():
+        with torch.no_grad():
+            expected = alone.train(run.state.scene.task, model, NOTHING, shard_in(run, client, "train", 1))[1]
+        assert_same(run.personal_model(client), expected)
 
 
 # Rho zero
@@ -341,10 +376,8 @@ def test_one_client_trains_the_shared_model_by_layerwise_sharpness_alone():
     received, client = task.initial, method.init_client(task, task.initial)
     played(run, 3)
     for round in range(3):
-        stacked = run.state.scene.population.shards([0], "train", "train", round)
-        shard = type(stacked)(stacked.x, stacked.y, *[part[0] for part in stacked[2:]])
         with torch.no_grad():
-            client, received, _ = method.train(task, received, client, shard)
+            client, received, _ = method.train(task, received, client, shard_in(run, 0, "train", round))
     assert_same(run.state.server, received)
     assert_same(run.personal_model(0), client.model)
 
@@ -373,21 +406,25 @@ def test_personal_model_is_the_own_one_and_the_generic_model_the_servers():
     assert_same(run.state.scene.method.generic(run.state.scene.task, run.state.server), run.state.server)
 
 
-def test_personal_model_of_a_client_that_sits_out_stays():
-    run = run_of("plgu-lf", participation=0.5, executor="one_by_one", settings={"personal": 1})
+def test_personal_model_of_a_client_that_sits_out_stays_and_of_one_never_chosen_is_that_of_a_new_client():
+    run = run_of("plgu-lf", participation=0.5, new_epochs=2, executor="one_by_one", settings={"personal": 1})
     try:
         run.play_round()
         before = [run.personal_model(client) for client in range(len(SIZES))]
-        chosen = run.state.cohort(run.state.round)
         run.play_round()
         after = [run.personal_model(client) for client in range(len(SIZES))]
     finally:
         run.close()
-    for client in range(len(SIZES)):
-        if client in chosen:
-            assert differs(before[client], after[client])
-        else:
-            assert_same(before[client], after[client])
+    assert [run.state.cohort(round) for round in range(2)] == [[2, 3, 4], [0, 2, 4]]
+    assert_same(before[3], after[3])
+    for client in (0, 1, 2, 4, 5):
+        assert differs(before[client], after[client])
+    task, solver = run.state.scene.task, run.state.scene.method.solver
+    for client in (1, 5):  # two plain epochs from the server's model
+        shard = shard_in(run, client, "personalize", 2)
+        with torch.no_grad():
+            expected = FedAvg(solver.for_epochs(2)).train(task, run.state.server, NOTHING, shard)[1]
+        assert_same(after[client], expected)
 
 
 def test_a_new_client_has_the_servers_model():

@@ -185,9 +185,10 @@ def test_run_folder_holds_what_the_contract_names(tmp_path):
     }
     summary = json.loads((folder / "summary.json").read_text())
     assert list(summary) == SUMMARY and summary == json.loads(json.dumps(result.summary))
-    named = {"mean", "pooled", "std", "worst5", "top5", "best_round", "best_mean", "model"}
+    named = {"mean", "pooled", "std", "worst5", "top5", "best_round", "best_mean", "model", "scored", "never_trained"}
     assert named <= set(summary["personal"])
-    assert {"accuracy", "on_clients", "worst5", "top5", "reweighted", "as_trained"} == set(summary["generic"])
+    named = {"accuracy", "on_clients", "worst5", "top5", "reweighted", "as_trained", "is_mean_of_personal"}
+    assert named == set(summary["generic"])
     assert list(summary["seconds"]) == ["train", "evaluate", "total"]
     rounds = list(csv.DictReader((folder / "rounds.csv").read_text().splitlines()))
     assert [int(row["round"]) for row in rounds] == [1, 2, 3, 4, 5, 6]

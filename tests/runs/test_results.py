@@ -3,6 +3,7 @@
 import math
 import shutil
 import subprocess
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -189,6 +190,21 @@ def test_best_round_on_test_and_the_one_chosen_on_rows_kept_apart():
     assert (found["best_round"], found["best_mean"]) == (2, 0.9)
     assert found["validated"] == {"round": 1, "validation_mean": 0.6, "mean": 0.5}  # the first of equals
     assert found["mean_last10"] == pytest.approx(0.7)
+
+
+def test_best_pooled_is_that_of_the_best_round_and_not_the_last_or_the_best_of_its_own():
+    pooled = {1: 0.4, 2: 0.5, 3: 0.9, 4: 0.8}
+    means = {1: 0.2, 2: 0.9, 3: 0.7, 4: 0.6}
+    history = [replace(a_round(r, means[r]), personal_pooled=pooled[r]) for r in means]
+    found = chosen(history)
+    assert (found["best_round"], found["best_mean"], found["best_pooled"]) == (2, 0.9, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("method", "is_mean"), [("local", True), ("fedamp", True), ("fedavg", False), ("ditto", False)]
+)
+def test_summary_marks_a_generic_model_that_is_only_the_mean_of_personal_ones(method, is_mean):
+    assert plures.run(method, **QUICK).summary["generic"]["is_mean_of_personal"] is is_mean
 
 
 def test_mean_of_the_last_ten_evaluations():

@@ -99,6 +99,46 @@ def test_summary_and_clients_tell_of_new_clients(tmp_path):
     ]
 
 
+def test_new_clients_are_scored_on_test_rows_and_train_on_training_rows(tmp_path):
+    """Training rows of the new clients have labels that their test rows contradict: learnt well, tests go wrong."""
+    rng = np.random.default_rng(0)
+    n_clients, n = 6, 40
+    y = rng.integers(0, 2, n_clients * n)
+    x = (np.eye(2)[y] + 0.01 * rng.normal(size=(len(y), 2))).astype(np.float32)
+    client, is_test = np.tile(np.arange(n_clients), n), np.arange(len(y)) >= 3 * len(y) // 4
+    file = tmp_path / "rows.npz"
+    options = {"data": str(file), "partition": "natural", "new_clients": 2, "rounds": 3, "lr": 0.5, "new_epochs": 40}
+    np.savez(file, x=x, y=y, client=client, is_test=is_test)
+    scene = make_scene(make_config({"method": "fedavg"} | options))
+    train = np.concatenate(scene.new_clients.train)
+    assert not is_test[train].any()
+    turned = y.copy()
+    turned[train] = 1 - turned[train]
+    np.savez(file, x=x, y=turned, client=client, is_test=is_test)
+    new = plures.run("fedavg", **options).summary["new_clients"]
+    assert new["before"] > 0.9 and new["after"] < 0.1
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedper"])
+def test_new_clients_and_fine_tuning_take_the_learning_rate_of_the_round(name):
+    """With a rate that falls to a millionth nothing moves any more, neither in new clients nor by +ft."""
+    options = {
+        "clients": 8,
+        "new_clients": 3,
+        "new_epochs": 3,
+        "rounds": 2,
+        "partition": "iid",
+        "lr": 0.1,
+        "share": 0.3,
+    }
+    falling = plures.run(name, **options, lr_decay=1e-6).summary["new_clients"]
+    steady = plures.run(name, **options).summary["new_clients"]
+    assert falling["curve"] == pytest.approx([falling["before"]] * 4)
+    assert steady["after"] > steady["before"] + 0.05
+    tuned = plures.run("fedavg+ft", **options, lr_decay=1e-6).summary
+    assert tuned["personal"]["mean"] == pytest.approx(tuned["generic"]["on_clients"])
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "run"

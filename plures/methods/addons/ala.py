@@ -118,3 +118,7 @@ class Ala(Addon):
     @property
     def personal_model_name(self):
         return self.ala_pm if self.host.personal_model_name == "global" else self.host.personal_model_name
+
+    @property
+    def is_served_whole(self):
+        return False

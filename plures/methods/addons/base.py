@@ -114,6 +114,10 @@ class Addon(Method):
     def personal_model_name(self):
         return self.host.personal_model_name
 
+    @property
+    def is_served_whole(self):
+        return self.host.is_served_whole
+
     def trim(self, task, message):
         return self.host.trim(task, message)
 

@@ -100,3 +100,7 @@ class KeepLocal(Addon):
             if self.host.personal_model_name == "global"
             else self.host.personal_model_name
         )
+
+    @property
+    def is_served_whole(self):
+        return False
