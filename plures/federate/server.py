@@ -384,7 +384,8 @@ class FederatedClients:
 
     def _is_new(self, version: int) -> bool:
         """Whether a client with this version is served as a new one: it never took part, and would have to."""
-        lacks_something = bool(tree.leaves(self.shapes.kept)) and not self.state.scene.method.is_served_whole
+        has_own = bool(tree.leaves(self.shapes.kept)) or self.shapes.is_each
+        lacks_something = has_own and not self.state.scene.method.is_served_whole
         return version == 0 and self.state.round > 0 and lacks_something
 
     def _missed_rounds(self, i: int, version: int) -> list[int]:

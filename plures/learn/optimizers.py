@@ -143,7 +143,7 @@ def adam_rows(params: Tree, gradients: Tree, state: OptimizerState, lr: float) -
     second = tree.map(lambda v, g: 0.999 * v + 0.001 * g * g, state.second, gradients)
 
     def corrected(moment: Tensor, decay: float) -> Tensor:
-        return moment / (1 - decay**steps).to(moment.dtype).reshape(-1, *[1] * (moment.dim() - 1))
+        return moment / (1 - decay ** steps.double()).to(moment.dtype).reshape(-1, *[1] * (moment.dim() - 1))
 
     def moved(p: Tensor, m: Tensor, v: Tensor) -> Tensor:
         return p - lr * corrected(m, 0.9) / (corrected(v, 0.999).sqrt() + SERVER_EPSILON)

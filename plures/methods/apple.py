@@ -23,7 +23,7 @@ from torch.nn.functional import one_hot
 
 from plures import seeds, tree
 from plures.learn.fit import fit
-from plures.methods.base import Method, fine_tune, setting
+from plures.methods.base import Method, fine_tune, mean_of_seen, setting
 from plures.methods.messages import Each
 from plures.tree import Params
 
@@ -32,6 +32,7 @@ class AppleServer(NamedTuple):
     cores: Params  # [client, ...]
     wanted: Tensor  # [client, M], whose cores each client asked for
     sizes: Tensor  # [client], numbers of rows
+    seen: Tensor  # [client], 1 if it has uploaded a core, else 0
 
 
 class AppleClient(NamedTuple):
@@ -64,7 +65,7 @@ class Apple(Method):
     fall: str = setting("cos", "shape of that fall: cosine or exponential", choices=("cos", "exp"))
     core_speed: float = setting(
         0.0,
-        "factor of the core's learning rate; 0: one over p_ii at the start, by which its gradient is scaled",
+        "factor of the core's learning rate; 0: the number of clients, since p_ii scales its gradient (1 with one_hot)",
         least=0,
     )
     one_hot: bool = setting(False, "start with all weight on the client's own core instead of the shares of rows")
@@ -79,7 +80,7 @@ class Apple(Method):
     def init_server(self, task, params, federation):
         n = federation.n_clients
         following = (torch.arange(n)[:, None] + 1 + torch.arange(self.n_sent(n))[None, :]) % n
-        return AppleServer(tree.repeat(params, n), following, federation.sizes)
+        return AppleServer(tree.repeat(params, n), following, federation.sizes, torch.zeros(n))
 
     def send(self, task, server, ids):
         wanted = server.wanted[ids]
@@ -88,13 +89,14 @@ class Apple(Method):
 
     def merge(self, task, server, ids, uploads, sizes):
         wanted = server.wanted.index_copy(0, ids, uploads["wanted"])
-        return server._replace(cores=tree.put(server.cores, ids, uploads["core"]), wanted=wanted)
+        cores, seen = tree.put(server.cores, ids, uploads["core"]), server.seen.index_fill(0, ids, 1.0)
+        return server._replace(cores=cores, wanted=wanted, seen=seen)
 
     def generic(self, task, server):
         return None
 
     def newcomer(self, task, server):
-        return tree.map(lambda x: x.mean(0), server.cores)
+        return mean_of_seen(server.cores, server.seen)
 
     def init_client(self, task, params):
         n = self.schedule.n_clients
@@ -111,11 +113,13 @@ class Apple(Method):
     def choose_wanted(self, weights, got, me, shard):
         """Whose cores to ask for: those it never got, then those with the largest weights; the last one at random."""
         n, m = len(weights), self.n_sent(len(weights))
-        order = (weights.abs() + 1e6 * (1 - got) - 1e9 * one_hot(me, n)).argsort(descending=True, stable=True)[: n - 1]
-        if m < 2 or m == n - 1:
+        wish = weights.abs().double() + 1e6 * (1 - got) - 1e9 * one_hot(me, n)
+        order = wish.argsort(descending=True, stable=True)[: n - 1]
+        if m in (0, n - 1):
             return order[:m]
         first, rest = order[: m - 1], order[m - 1 :]
         pick = (seeds.uniform(shard.key, (1,), 77) * len(rest)).to(torch.int64)
+        pick = torch.where(got[rest[:1]] > 0, pick, torch.zeros_like(pick))
         return torch.cat([first, rest[pick]])
 
     def all_cores(self, client, received):

@@ -231,8 +231,8 @@ class Method:
 
     @property
     def is_served_whole(self) -> bool:
-        """Whether `personalize` uses nothing that the client keeps, so that one that never took part lacks nothing."""
-        return self.personal_model_name == "global"
+        """Whether the personal model is made of the model for all and the client's rows, and nothing else."""
+        return self.personal_model_name.split(",")[0] == "global"
 
     def trim(self, task: Task, message: Tree) -> Tree:
         """The part of the message to one client that must travel; the client has no use for the rest."""
@@ -279,16 +279,25 @@ class Averaged(Method):
 
 @dataclass(frozen=True)
 class Collected(Method):
-    """A method whose server keeps, in `server.models`, the last model of every client, and none for all."""
+    """A method whose server keeps the last model of every client, and none for all.
+
+    `server.models` are the models, `server.seen` is 1 for clients that have uploaded one, and 0 for the others.
+    """
 
     def merge(self, task: Task, server: Tree, ids: Tensor, uploads: Tree, sizes: Tensor) -> Tree:
-        return server._replace(models=tree.put(server.models, ids, uploads))
+        return server._replace(models=tree.put(server.models, ids, uploads), seen=server.seen.index_fill(0, ids, 1.0))
 
     def generic(self, task: Task, server: Tree) -> Params | None:
         return None
 
     def newcomer(self, task: Task, server: Tree) -> Tree:
-        return tree.map(lambda x: x.mean(0), server.models)
+        """The mean of the models that were trained; of all, before there are any."""
+        return mean_of_seen(server.models, server.seen)
+
+
+def mean_of_seen(models: Params, seen: Tensor) -> Params:
+    """The plain mean of the stacked models of those who have uploaded one; of all, if nobody has."""
+    return tree.mean(models, torch.where(seen.any(), seen, torch.ones_like(seen)))
 
 
 def settings_of(method: type) -> list[dataclasses.Field[Any]]:

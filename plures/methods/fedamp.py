@@ -79,7 +79,11 @@ class FedAMP(Collected):
             middle = ((pairs.sum() - 1) // 2).clamp(min=0).to(torch.int64)
             median = ordered.gather(0, middle.reshape(1))[0]
             width = self.sigma * torch.where(pairs.sum() > 0, median, torch.ones_like(median))
-            near = torch.exp(-squares / width.clamp(min=1e-30)) * off * (self.share / n)
+            closeness = torch.where(off > 0, -squares / width.clamp(min=1e-30), -torch.inf)
+            # Who has not trained gets the others however far they are: only how near they are to each other counts.
+            nearest = closeness.amax(1, keepdim=True)
+            closeness = closeness - torch.where((seen[:, None] > 0) | nearest.isinf(), 0.0, nearest)
+            near = torch.exp(closeness) * (self.share / n)
         else:
             unit = flat / flat.norm(dim=1, keepdim=True).clamp(min=1e-12)
             near = torch.exp(self.sigma * (unit @ unit.mT)) * off
@@ -91,9 +95,6 @@ class FedAMP(Collected):
 
     def send(self, task, server, ids):
         return Each(mix(server.models, self.weights(server.models, server.seen)[ids]))
-
-    def merge(self, task, server, ids, uploads, sizes):
-        return super().merge(task, server, ids, uploads, sizes)._replace(seen=server.seen.index_fill(0, ids, 1.0))
 
     def init_client(self, task, params):
         return FedAMPClient(params)

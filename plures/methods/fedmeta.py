@@ -42,7 +42,7 @@ class FedMeta(Method):
     )
     first_order: bool = setting(False, "ignore second derivatives (first-order meta-gradients)")
     server_kind: str = setting("adam", "optimizer of the server", choices=("sgd", "adam"))
-    server_lr: float = setting(0.003, "learning rate of the server; 0, with sgd: that of clients", least=0)
+    server_lr: float = setting(0.003, "learning rate of the server; 0: that of clients", least=0)
     pers: int = setting(5, "epochs of fine-tuning of the personal model", least=0)
 
     def init_server(self, task, params, federation):
@@ -55,11 +55,9 @@ class FedMeta(Method):
     def merge(self, task, server, ids, uploads, sizes):
         gradients = tree.mean(uploads["gradients"], torch.ones_like(sizes))
         now, along = tree.trainable(server.model), tree.trainable(gradients)
-        if self.server_kind == "adam":
-            moved, state = optimizers.adam(now, along, server.optimizer, self.server_lr)
-        else:
-            lr = self.server_lr or float(self.solver.rate(server.round))
-            moved, state = optimizers.sgd(now, along, server.optimizer, lr)
+        lr = self.server_lr or float(self.solver.rate(server.round))
+        step = optimizers.adam if self.server_kind == "adam" else optimizers.sgd
+        moved, state = step(now, along, server.optimizer, lr)
         statistics = {name: x - gradients[name] for name, x in server.model.items() if tree.is_statistic(name)}
         return FedMetaServer(server.model | moved | statistics, state, server.round + 1)
 

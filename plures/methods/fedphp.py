@@ -8,8 +8,8 @@ p <- mu p + (1 - mu) v with mu = min(mu_max, mu_max * c / expected rounds), wher
 took part in. v is uploaded; p is the personal model.
 
 Differs from the paper: lam is 0.05, which the authors' code lists for both; the temperature of the distillation and the
-widths of the MMD kernels (multiples of the mean squared distance between the
-features of a batch) are ours, since the paper does not give its own.
+widths of the MMD kernels (multiples of the mean squared distance between the features of a batch) are ours, since the
+paper does not give its own.
 """
 
 from dataclasses import dataclass

@@ -152,3 +152,7 @@ class FedRoD(Averaged):
     @property
     def personal_model_name(self):
         return self.pm_base
+
+    @property
+    def is_served_whole(self):
+        return self.head == "hyper" and self.pm_base == "server"

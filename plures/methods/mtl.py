@@ -14,6 +14,9 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
+from torch import Tensor
+
 from plures import tree
 from plures.learn.fit import fit, with_gradient
 from plures.methods.base import Collected, setting
@@ -23,6 +26,7 @@ from plures.tree import Params
 
 class MtlServer(NamedTuple):
     models: Params  # [client, ...], each client's last model
+    seen: Tensor  # [client], 1 if it has uploaded a model, else 0
 
 
 class MtlClient(NamedTuple):
@@ -39,7 +43,7 @@ class Mtl(Collected):
     coupled: bool = setting(True, "whether to use the regularisation terms; without them this is local training")
 
     def init_server(self, task, params, federation):
-        return MtlServer(tree.repeat(params, federation.n_clients))
+        return MtlServer(tree.repeat(params, federation.n_clients), torch.zeros(federation.n_clients))
 
     def send(self, task, server, ids):
         return Same(tree.map(lambda x: x.mean(0), server.models))

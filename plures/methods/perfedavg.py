@@ -9,9 +9,9 @@ a difference of gradients (`hf`), or exact (`exact`). The personal model is the 
 rate alpha.
 
 Differs from the paper: the outer learning rate is lr. D, D' and D'' are thirds of a batch of three times the size
-(halves for `fo`), and rows are met three times (twice), so that there are as many outer steps as other methods take; a
-batch with fewer rows than parts repeats a row. By default the Hessian is ignored, and the personal model
-takes one epoch of steps, as the Fed-RoD paper strengthens it.
+(halves for `fo`), and rows are met three times (twice), so that there are about as many outer steps as other methods
+take; a batch with fewer rows than parts repeats a row. By default the Hessian is ignored, and the personal model takes
+one epoch of steps, as the Fed-RoD paper strengthens it.
 """
 
 import dataclasses
@@ -58,8 +58,9 @@ class PerFedAvg(Averaged):
             return value + step + with_penalties(torch.zeros(()), params, penalties)
 
         solver = dataclasses.replace(self.solver, batch=n_parts * self.solver.batch)
-        if self.repeat:
+        if self.repeat and solver.steps is None:
             solver = dataclasses.replace(solver, epochs=n_parts * solver.epochs)
+            shard = shard._replace(work=n_parts * shard.work)
         fitted = fit(objective, terms.start_from(received), shard, solver, given=(terms.penalties,))
         return client, fitted.params, {"loss": fitted.loss, "steps": fitted.steps}
 

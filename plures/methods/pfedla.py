@@ -33,6 +33,8 @@ from plures.methods.messages import Each
 from plures.tree import Params
 
 DEPTH = 3  # number of fully connected layers between embedding and output
+EXACT = "donot_use_mm_for_euclid_dist"  # by differences: products would make equal models look apart
+SAME = 1e-10  # squared distance, over squared length, below which models are equal up to rounding
 
 
 class PFedLAServer(NamedTuple):
@@ -41,6 +43,7 @@ class PFedLAServer(NamedTuple):
     first: Params  # [client, ...], Adam's mean of gradients; empty with mixer_optimizer=sgd
     second: Params  # [client, ...], its mean of squares
     steps: Tensor  # [client], how many it has made for each
+    seen: Tensor  # [client], 1 if it has uploaded a model, else 0
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ class PFedLA(Collected):
             mixers["output.weight"] = draw(100, n_layers, n, self.width)
             mixers["output.bias"] = draw(101, n_layers, n)
         moments = tree.zeros_like(mixers) if self.mixer_optimizer == "adam" else {}
-        return PFedLAServer(tree.repeat(params, n), mixers, moments, dict(moments), torch.zeros(n))
+        return PFedLAServer(tree.repeat(params, n), mixers, moments, dict(moments), torch.zeros(n), torch.zeros(n))
 
     def weights(self, mixers: Params, ids: Tensor) -> Tensor:
         """How much of each client's layer each receiver gets: [receiver, layer, client]."""
@@ -118,7 +121,8 @@ class PFedLA(Collected):
         models = tree.put(server.models, ids, uploads)
         if self.mixer_optimizer == "sgd":
             mixers = tree.axpy(self.mixer_lr, upwards, mixers)
-            return server._replace(models=models, mixers=tree.put(server.mixers, ids, mixers))
+            seen = server.seen.index_fill(0, ids, 1.0)
+            return server._replace(models=models, mixers=tree.put(server.mixers, ids, mixers), seen=seen)
         state = OptimizerState(tree.rows(server.first, ids), tree.rows(server.second, ids), server.steps[ids])
         mixers, state = optimizers.adam_rows(mixers, tree.scale(-1, upwards), state, self.mixer_lr)
         return PFedLAServer(
@@ -127,20 +131,27 @@ class PFedLA(Collected):
             tree.put(server.first, ids, state.first),
             tree.put(server.second, ids, state.second),
             server.steps.index_copy(0, ids, state.steps),
+            server.seen.index_fill(0, ids, 1.0),
         )
 
     def scale_to_unit(self, task, models, sent, change):
         """The change of each receiver's layers over its length and over how far all clients' layers are from it."""
         lengths: dict[str, Tensor] = {}
         spreads: dict[str, Tensor] = {}
+        sizes: dict[str, Tensor] = {}
         for name, x in change.items():
             layer = task.layer_of(name)
             lengths[layer] = lengths.get(layer, 0) + x.flatten(1).square().sum(1)
-            apart = torch.cdist(sent[name].flatten(1), models[name].flatten(1)).square().mean(1)
-            spreads[layer] = spreads.get(layer, 0) + apart
+            far = torch.cdist(sent[name].flatten(1), models[name].flatten(1), compute_mode=EXACT)
+            spreads[layer] = spreads.get(layer, 0) + far.square().mean(1)
+            sizes[layer] = sizes.get(layer, 0) + sent[name].flatten(1).square().sum(1)
         # Where all clients have the same layer there is nothing to choose, and no step is taken.
         factors = {
-            layer: torch.where(spreads[layer] > 1e-12, (lengths[layer] * spreads[layer]).clamp(min=1e-30).rsqrt(), 0.0)
+            layer: torch.where(
+                spreads[layer] > SAME * sizes[layer] + 1e-30,
+                (lengths[layer] * spreads[layer]).clamp(min=1e-30).rsqrt(),
+                0.0,
+            )
             for layer in lengths
         }
         return {

@@ -93,12 +93,13 @@ class Evaluator(NamedTuple):
         )
 
     def served_as_new(self, round: int, trained: Tensor) -> set[int]:
-        """Clients that have never taken part, where what a client keeps makes its personal model.
+        """Clients that have never taken part, where what they or the server keep of them makes their models.
 
         Before the first round nobody has, and all are as they start.
         """
         work = self.executor.work
-        lacks_something = bool(tree.leaves(work.initial)) and not work.method.is_served_whole
+        has_own = bool(tree.leaves(work.initial)) or self.executor.is_each
+        lacks_something = has_own and not work.method.is_served_whole
         if self.refresh or round == 0 or not lacks_something:
             return set()
         return {i for i in self.eligible if not bool(trained[i])}

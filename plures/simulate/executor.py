@@ -47,7 +47,7 @@ class Executor:
         capacity: int,
     ) -> None:
         """`message` is one to a single client, by which the first step is compiled; `capacity` the largest cohort."""
-        self.work, self.capacity = work, capacity
+        self.work, self.capacity, self.is_each = work, capacity, shapes.is_each
         self._trained_bytes = tree.n_bytes((shapes.kept, shapes.upload, shapes.metrics))
         self._tables = Tables(shapes, work.task.initial, work.population.n_classes, store, capacity)
         self.usage = Usage()

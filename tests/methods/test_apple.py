@@ -228,7 +228,7 @@ def test_cores_of_others_do_not_change_by_a_clients_training():
     copy = tree.map(torch.clone, received)
     _, upload, _ = apple_of(weights_lr=0.1).train(task, received, client_of(tree.row(cores, 1), rounds=0), shard)
     assert_same(received, copy)
-    server = AppleServer(cores, torch.zeros(4, 3, dtype=torch.long), torch.tensor(SIZES_OF_FOUR))
+    server = AppleServer(cores, torch.zeros(4, 3, dtype=torch.long), torch.tensor(SIZES_OF_FOUR), torch.zeros(4))
     new = apple_of().merge(task, server, torch.tensor([1]), tree.stack([upload]), torch.tensor([20]))
     for j in (0, 2, 3):
         assert_same(tree.row(new.cores, j), tree.row(cores, j))
@@ -306,15 +306,17 @@ def test_statistics_are_the_clients_own():
 def test_a_client_asks_for_the_largest_weights_of_others_and_a_random_one():
     weights, shard = torch.tensor([0.1, 9.0, -0.9, 0.2, 0.0, 0.3]), shard_for(task_of(Dense))
     me, got = torch.tensor(1), torch.ones(6)
-    for models, expected in ((5, [2, 5, 3, 0, 4]), (0, [2, 5, 3, 0, 4]), (1, [2])):
+    for models in (5, 0):
+        expected = [2, 5, 3, 0, 4]
         assert apple_of(6, models=models).choose_wanted(weights, got, me, shard).tolist() == expected
-    seen = set()
+    seen, alone = set(), set()
     for key in range(60):
         drawn = shard._replace(key=torch.tensor(key))
+        alone |= set(apple_of(6, models=1).choose_wanted(weights, got, me, drawn).tolist())
         first, second, third = apple_of(6, models=3).choose_wanted(weights, got, me, drawn).tolist()
         assert (first, second) == (2, 5)
         seen.add(third)
-    assert seen == {0, 3, 4}
+    assert seen == {0, 3, 4} and alone == {0, 2, 3, 4, 5}  # so no core that it keeps is old for good
 
 
 def test_cores_that_a_client_never_got_come_before_those_with_large_weights():
@@ -323,6 +325,8 @@ def test_cores_that_a_client_never_got_come_before_those_with_large_weights():
     me, got = torch.tensor(1), torch.tensor([0.0, 0.0, 1.0, 0.0, 0.0, 1.0])
     assert apple_of(6, models=1).choose_wanted(weights, got, me, shard).tolist() == [3]
     assert apple_of(6, models=4).choose_wanted(weights, got, me, shard).tolist()[:3] == [3, 0, 4]
+    close = torch.tensor([0.01, 0.5, 0.02, 0.015, 0.005, 0.018])
+    assert apple_of(6, models=1).choose_wanted(close, torch.zeros(6), me, shard).tolist() == [2]
 
 
 def test_at_first_a_client_is_sent_the_cores_that_follow_its_own_and_then_those_it_asked_for():

@@ -236,3 +236,16 @@ def test_weights_of_many_models_that_are_close_are_right():
     off = ~torch.eye(40, dtype=torch.bool)
     expected = torch.exp(-squares / squares[off].median())[off] / 40
     torch.testing.assert_close(weights_of(FedAMP(), {"w": models})[off].double(), expected, rtol=1e-3, atol=0)
+
+
+def test_who_never_trained_gets_the_others_however_far_they_are():
+    """With exponents of -400 and below their kernels are zero; only their differences count."""
+    weights = FedAMP().weights({"w": torch.tensor([[0.0], [20.0], [21.0], [22.0]])}, torch.tensor([0.0, 1.0, 1.0, 1.0]))
+    assert weights[0, 0] == 0 and weights[0, 1] > 0.99
+    torch.testing.assert_close(weights.sum(1), torch.ones(4))
+
+
+def test_a_new_client_gets_the_mean_of_the_models_that_were_trained():
+    server = FedAMPServer({"w": torch.tensor([0.0, 3.0, 6.0])}, torch.tensor([0.0, 1.0, 1.0]))
+    assert float(FedAMP().newcomer(None, server)["w"]) == 4.5
+    assert float(FedAMP().newcomer(None, server._replace(seen=torch.zeros(3)))["w"]) == 3.0

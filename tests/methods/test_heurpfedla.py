@@ -6,10 +6,11 @@ from plures.learn.task import Task
 from plures.methods.addons.prox import Prox
 from plures.methods.base import Federation
 from plures.methods.heurpfedla import KEPT, HeurpFedLA, HeurpFedLAClient, heurpfedla
-from plures.methods.pfedla import PFedLA, PFedLAServer
+from plures.methods.pfedla import PFedLA, PFedLAServer, pfedla
 from plures.models.small import HnCnn, HnCnnBn
 from tests.methods.plain import (
     Dense,
+    Normed,
     assert_close,
     assert_same,
     batches,
@@ -320,3 +321,14 @@ def test_prox_pulls_towards_the_received_layers():
 
 def test_fine_tuning_before_a_round_is_no_error():
     played(run_of("heurpfedla+c:c_epochs=1", executor="one_by_one"), 1).personal_model(0)
+
+
+def test_a_new_client_estimates_its_statistics_as_in_pfedla():
+    task = task_of(Normed, torch.float32)
+    shard, found = shard_for(task), []
+    for make in (pfedla, heurpfedla):
+        method = make().with_solver(solver_of())
+        server = method.init_server(task, task.initial, Federation(torch.ones(4), torch.tensor(5)))
+        found.append(method.adapt(task, method.newcomer(task, server), shard, 1)["norm.running_mean"])
+    torch.testing.assert_close(*found)
+    assert not torch.equal(found[0], torch.zeros_like(found[0]))

@@ -259,3 +259,11 @@ def test_perfedavg_learns_digits_without_settings(partition):
     assert result.summary["personal"]["mean"] > 0.8
     assert len(result.models) == 20
     assert all(bool(x.isfinite().all()) for model in result.models.values() for x in model.values())
+
+
+def test_repeat_holds_where_clients_do_different_amounts_of_work():
+    task = task_of(Dense)
+    shard = shard_for(task, n=40)._replace(work=torch.tensor(2))
+    solver = solver_of(varied=True)
+    of_fedavg = FedAvg(solver).train(task, task.initial, FedAvgClient({}), shard)[2]["steps"]
+    assert PerFedAvg(solver).train(task, task.initial, (), shard)[2]["steps"] == of_fedavg == 16

@@ -83,9 +83,10 @@ class KeepLocal(Addon):
     def adapt(self, task, received, shard, epochs):
         """As the host does. Private statistics of BatchNorm, which a new client has not got, are estimated first."""
         missing = any(tree.is_statistic(name) and self.is_private(task)(name) for name in task.initial)
-        if not epochs or not missing or not isinstance(received, dict) or not set(received) <= set(task.initial):
+        shared = tree.keep(received, task.initial.__contains__) if isinstance(received, dict) else {}
+        if not epochs or not missing or not shared:
             return self.host.adapt(task, received, shard, epochs)
-        model = task.initial | received
+        model = task.initial | shared
         still = self.host.solver.plain(0.0).for_steps(ESTIMATION_STEPS)  # weights stay; statistics move by each batch
         statistics = tree.keep(fit(task.loss, model, shard, still).params, tree.is_statistic)
         return self.host.adapt(task, received | statistics, shard, epochs)
