@@ -59,7 +59,7 @@ def divergence(means, deviations):
 class Afml(Method):
     """A random encoder for all clients, and a head that adapts to each client."""
 
-    inner_lr: float = setting(0.01, "learning rate of the head's adaptation step", least=0)
+    inner_lr: float = setting(0.1, "learning rate of the head's adaptation step", least=0)
     alpha: float = setting(
         0.01, "weight of the loss before adaptation and of the KL divergence of the features", least=0
     )
@@ -73,7 +73,7 @@ class Afml(Method):
     )
     first_order: bool = setting(False, "ignore second derivatives (first-order meta-gradients)")
     server_kind: str = setting("adam", "optimizer of the server", choices=("sgd", "adam"))
-    server_lr: float = setting(0.003, "learning rate of the server", least=0)
+    server_lr: float = setting(0.01, "learning rate of the server", least=0)
     pers: int = setting(5, "epochs of fine-tuning of the personal head", least=0)
 
     def is_random(self, task, name):

@@ -1,7 +1,7 @@
 """Work: what a group of clients is asked to do, as plain data, and the functions of one client that do it.
 
 A job is a few words and numbers, so that it can go to another process. What it computes is a dict from the names of
-tables to rows for them; who runs it, and where the tables are, is not its business.
+tables to rows for them. It knows neither who runs it nor where the tables are.
 """
 
 from collections.abc import Callable

@@ -102,7 +102,7 @@ def footnotes(found: list[Line]) -> list[str]:
 
 
 def write_tables(runs: Runs, folder: Path) -> None:
-    """table.csv, a line a method; pairs.csv, every two methods compared client by client; table.tex."""
+    """table.csv, a line for each method; pairs.csv, every two methods compared client by client; table.tex."""
     found = lines(runs)
     table = []
     for line in found:
