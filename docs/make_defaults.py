@@ -3,7 +3,8 @@
     python docs/make_defaults.py search [METHOD ...] [--data-dir DIR]    settings on validation rows
     python docs/make_defaults.py diverge [METHOD ...] [--data-dir DIR]   every method, by its defaults, on four models
     python docs/make_defaults.py last-batch [METHOD ...] [--data-dir DIR]  batches of even size against a short last one
-    python docs/make_defaults.py write                                   the page
+    python docs/make_defaults.py versions [METHOD ...]                   every method on digits, with this version
+    python docs/make_defaults.py write                                   the page, and the lines on the methods' pages
 
 Each goes on where it stopped; records are in docs/results, one line for each run.
 """
@@ -57,11 +58,13 @@ def every(**values: list[Any]) -> list[dict[str, Any]]:
 
 
 MIXERS = [
-    *every(mixer_optimizer=["adam"], mixer_lr=[0.0005, 0.0007, 0.001, 0.002, 0.005]),
+    *every(mixer_optimizer=["adam"], mixer_lr=[0.0007, 0.0005, 0.001, 0.002, 0.005]),
     *every(mixer_optimizer=["sgd"], mixer_lr=[0.1, 0.2, 0.3, 1.0]),
 ]
 # Method -> splits, and the settings that are tried.
 SPACES: dict[str, tuple[tuple[str, ...], list[dict[str, Any]]]] = {
+    "fedprox": (SPLITS, every(mu=[0.01, 0.1, 1.0])),
+    "apfl": (SPLITS, every(alpha=[0.75, 0.5, 0.25], adaptive=[True, False])),
     "pfedhn": (SPLITS, every(hyper_lr=[0.01, 0.003, 0.03, 0.1])),
     "plgu-ghn": (SPLITS, every(hyper_lr=[0.01, 0.003, 0.03, 0.1])),
     "perfedavg": (SPLITS, every(alpha=[0.01, 0.001, 0.03, 0.05, 0.1])),
@@ -288,7 +291,77 @@ def last_batch_page() -> list[str]:
     return [*lines, ""]
 
 
+# Versions
+
+VERSION_SPLITS = ("dirichlet:0.1", "labels:4")
+WITH_HEADS = [*METHODS, "fedrod:head=hyper"]
+
+
+def versions(methods: list[str]) -> None:
+    """With an older version on the path this records what it gives, for the column before."""
+    known = read("versions")
+    of_this = known.setdefault(plures.__version__, {})
+    for method in methods or WITH_HEADS:
+        for split in VERSION_SPLITS:
+            if f"{method} {split}" not in of_this:
+                found = plures.run(method, data="digits", partition=split, rounds=30, eval_every=0, pool_rows=0)
+                of_this[f"{method} {split}"] = found.summary["personal"]["mean"]
+                save("versions", known)
+                print(f"{plures.__version__} {method} {split}: {100 * of_this[f'{method} {split}']:.2f}", flush=True)
+
+
+def before_and_after(method: str) -> list[str]:
+    """Of each split: the accuracy with each version, or a dash."""
+    known = read("versions")
+    out = []
+    for split in VERSION_SPLITS:
+        both = [known.get(version, {}).get(f"{method} {split}") for version in ("0.1.0", plures.__version__)]
+        out += ["-" if x is None else f"{100 * x:.2f}" for x in both]
+    return out
+
+
+def versions_page() -> list[str]:
+    lines = [
+        "## Before and after",
+        "",
+        "```",
+        "python docs/make_defaults.py versions",
+        "```",
+        "",
+        "Personal accuracy, per cent, with no option but `--data digits --rounds 30` and the split: version 0.1.0, and "
+        "this one. One seed. For all methods the batches are others (`last_batch`), and for those marked a default of "
+        "the method itself.",
+        "",
+        "| method | dirichlet:0.1, before | after | labels:4, before | after | |",
+        "|---|---|---|---|---|---|",
+    ]
+    for method in WITH_HEADS:
+        mark = "changed" if method.partition(":")[0] in CHANGED else ""
+        lines.append(f"| `{method}` | " + " | ".join(before_and_after(method)) + f" | {mark} |")
+    return [*lines, ""]
+
+
+# Methods that have another default than in 0.1.0, or do something else by default.
+CHANGED = (
+    *["afml", "apple", "fedamp", "fedfomo", "fedmeta", "fedpermeta", "fedrod", "heurpfedla", "mtl", "perfedavg"],
+    *["pfedhn", "pfedla", "pfedme", "plgu-ghn", "plgu-lf", "scaffold"],
+)
+LINE = "With no option but `--data digits --rounds 30`"
+
+
+def write_lines() -> None:
+    """The line of numbers on each page of a method whose default changed."""
+    for method in CHANGED:
+        path = HERE / "methods" / f"{method}.md"
+        one, two, three, four = before_and_after(method)
+        new = f"{LINE}: {one} % before and {two} % after on dirichlet:0.1, {three} % and {four} % on labels:4."
+        old = [line for line in path.read_text("utf-8").splitlines() if line.startswith(LINE)]
+        if old:
+            path.write_text(path.read_text("utf-8").replace(old[0], new), "utf-8")
+
+
 def write() -> None:
+    write_lines()
     lines = [
         "# Where defaults come from",
         "",
@@ -297,6 +370,7 @@ def write() -> None:
         "number was written by `python docs/make_defaults.py write` from runs that its other commands recorded in "
         "`docs/results`.",
         "",
+        *versions_page(),
         *search_page(),
         *divergence_page(),
         *last_batch_page(),
@@ -306,11 +380,13 @@ def write() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["search", "diverge", "last-batch", "write"])
+    parser.add_argument("what", choices=["search", "diverge", "last-batch", "versions", "write"])
     parser.add_argument("methods", nargs="*", metavar="METHOD")
     parser.add_argument("--data-dir")
     given = parser.parse_args()
-    if given.what != "write":
+    if given.what == "versions":
+        versions(given.methods)
+    elif given.what != "write":
         {"search": search, "diverge": diverge, "last-batch": last_batch}[given.what](given.methods, given.data_dir)
     known = read("defaults")
     for method in SPACES:

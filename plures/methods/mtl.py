@@ -3,8 +3,8 @@
 Smith et al., Federated Multi-Task Learning, 2017, in the form that the Fed-RoD paper compares with.
 
 Local loss: F_i(w_i) + c * (|w_i|^2 + sum_j |w_j - mean|^2). The gradient of the sum over j is 2 (w_i - mean), so
-the server only has to send the mean. c is `strength`; with 0, a power of ten below one over the number of weights, as in
-Fed-RoD's comparison, which is local training to the eye.
+the server only has to send the mean. c is `strength`; with 0, a power of ten below one over the number of weights, as
+in Fed-RoD's comparison, which is local training to the eye.
 
 Differs from the paper: the task relationship matrix is fixed to the projection that removes the mean, where public code
 has an all-ones matrix in place of the identity. A client that does not take part in a round enters the mean with its

@@ -51,7 +51,7 @@ class PFedLA(Collected):
     """The server mixes all models for each client and learns the weights from how the mixtures change in training."""
 
     width: int = setting(100, "size of the embedding and the hidden layers of a hypernetwork", least=1)
-    mixer_lr: float = setting(5e-3, "learning rate of the hypernetworks", least=0)
+    mixer_lr: float = setting(7e-4, "learning rate of the hypernetworks", least=0)
     mixer_optimizer: str = setting("adam", "optimizer of the hypernetworks", choices=("adam", "sgd"))
     unit: bool = setting(True, "divide the change of each layer by its length and by how far clients' layers are apart")
     alpha_map: str = setting("softmax", "map to weights that sum to one", choices=("softmax", "relu_norm"))

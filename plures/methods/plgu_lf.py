@@ -12,7 +12,8 @@ a mean of one, so that equal scores are SAM. All layers are perturbed, along the
 passes per step); `perturb`, `eps_from` and `grad_at` give the other readings. A normalisation layer has the score of
 the layer before it. In its first round a client takes all layers as received: all scores are equal then, and the D
 lowest layers would stay at their random start. The paper says |L_Uni| = 5 in section 6.1 and D = 5 in section 6.3,
-which contradict each other; `personal` is D.
+which contradict each other; `personal` is D. Where a network has fewer than ten layers, half of them are personal: with
+five of five the method would be local training.
 """
 
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ from plures.methods.ingredients.layerwise import Layerwise
 from plures.methods.ingredients.sharpness import perturb, perturbation, statistics_term
 from plures.tree import Params
 
+D = 5  # personal layers in the paper, whose network has 23
+
 
 class PlguLfClient(NamedTuple):
     model: Params  # personal, never uploaded
@@ -39,7 +42,7 @@ class PlguLfClient(NamedTuple):
 class PlguLf(Layerwise, Averaged):
     """A shared model trained with layer-wise SAM, and a personal model that keeps its most personal layers."""
 
-    personal: int = setting(5, "how many layers the personal model keeps", least=0)
+    personal: int = setting(-1, "how many layers the personal model keeps; -1: five, at most half of them", least=-1)
     perturb: str = setting(
         "all",
         "which layers of the shared model are perturbed: all, the universal or the personal ones",
@@ -62,14 +65,18 @@ class PlguLf(Layerwise, Averaged):
 
     def notes(self, task):
         n = len(set(layer_scores.scored_layers(task, task.initial, self.score_norm_layers).values()))
-        if self.personal < n:
+        if self.n_personal(n) < n:
             return ()
         return (f"all {n} layers of the model are personal (personal={self.personal}): clients train alone",)
+
+    def n_personal(self, n_layers):
+        """How many layers of a model with so many stay personal."""
+        return min(D, n_layers // 2) if self.personal < 0 else self.personal
 
     def score_tensors(self, task, client, received):
         """For every tensor: the score of its layer, and 1 if the layer is personal, else 0."""
         each, layer_of = self.layer_scores(task, client.model, received, client.rounds)
-        personal = layer_scores.mark_highest(each, self.personal)
+        personal = layer_scores.mark_highest(each, self.n_personal(len(each)))
         return layer_scores.expand_to_tensors(each, layer_of), layer_scores.expand_to_tensors(personal, layer_of)
 
     def train(self, task, received, client, shard):

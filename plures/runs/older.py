@@ -23,7 +23,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "fedpermeta": {"weights": "uniform"},
 }
 # Methods whose steps or state are others since: their folders cannot go on.
-CHANGED = ("fedamp", "fedfomo", "apple", "fedmeta", "pfedla", "heurpfedla", "plgu-lf")
+CHANGED = ("fedamp", "fedfomo", "apple", "fedmeta", "mtl", "pfedla", "heurpfedla", "plgu-lf")
 
 
 def base_of(method: str) -> str:

@@ -23,6 +23,7 @@ SMOKE: dict[str, Any] = {
     "epochs": 1,
     "batch": 10,
     "lr": 0.05,
+    "augment": "none",
 }
 SMOKE_CLIENTS = 8
 
@@ -41,6 +42,9 @@ class Preset(BaseModel):
     )
     seeds: list[int] = Field(description="at full size; the others take the first")
     columns: dict[str, str] = Field(description="the paper's name of a number -> where it is in summary.json")
+    units: dict[str, float] = Field(
+        default_factory=dict, description="column -> the unit that its numbers are told in, if it is not per cent"
+    )
     own: list[str] = Field(description="the paper's own methods among those below")
     published: dict[str, dict[str, float | list[float]]] = Field(
         description="method -> column -> per cent, or per cent and standard deviation; nothing where it is not known"

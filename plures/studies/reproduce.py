@@ -23,7 +23,7 @@ def comparison_of(
 
 
 class Cell(NamedTuple):
-    """One number of a table, theirs and ours, in per cent."""
+    """One number of a table, theirs and ours, in per cent, or in the unit of its column."""
 
     method: str  # as the preset names it
     column: str
@@ -44,7 +44,12 @@ def value_at(summary: dict[str, Any], path: str) -> float | None:
     return None if found is None else float(found)
 
 
-Numbers = dict[str, dict[str, list[float]]]  # method -> column -> per cent, one for each seed
+def in_units(preset: Preset, column: str, value: float) -> float:
+    """A number of summary.json as its column tells it: in per cent, or in the column's own unit."""
+    return value / preset.units[column] if column in preset.units else 100 * value
+
+
+Numbers = dict[str, dict[str, list[float]]]  # method -> column -> per cent or units, one for each seed
 
 
 def numbers(preset: Preset, runs: Runs, scale: Scale) -> Numbers:
@@ -54,7 +59,9 @@ def numbers(preset: Preset, runs: Runs, scale: Scale) -> Numbers:
         summaries = [result.summary for result in runs.of(preset.run_as(method, scale))]
         if summaries:
             found = {column: [value_at(s, path) for s in summaries] for column, path in preset.columns.items()}
-            out[method] = {column: [100 * x for x in xs if x is not None] for column, xs in found.items()}
+            out[method] = {
+                column: [in_units(preset, column, x) for x in xs if x is not None] for column, xs in found.items()
+            }
     return out
 
 

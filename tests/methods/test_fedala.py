@@ -473,6 +473,96 @@ def test_fedala_blends_with_the_stale_model_of_a_client_that_sat_out():
     assert differs(after.model, run.state.server)
 
 
+# ALA that begins late, and a blend that is learned once
+
+
+def test_fedala_takes_the_received_model_before_from_round():
+    task = task_of(Dense)
+    (received, own), shard = two_models(task), shard_for(task, round=4)
+    client = client_of(own, filled(received, HEAD, 1.0), 1)
+    method = ala_of(from_round=5, cap=3)
+    after, upload, _ = method.train(task, received, client, shard)
+    _, expected, _ = FedAvg(solver_of()).train(task, received, NOTHING, shard)
+    assert_same(upload, expected)
+    assert_same(after.blend, client.blend)
+    assert_same(method.personalize(task, received, client, shard), received)
+
+
+def test_fedala_learns_until_the_cap_in_from_round():
+    """After 5 rounds without ALA the sixth, whose number is 5, is the first stage, and the next is a later round."""
+    task = task_of(Dense)
+    received, method = moved(task.initial, 1), ala_of(eta=0.125, cap=3, threshold=0.0, from_round=5)
+    client = method.init_client(task, task.initial)
+    for round in range(5):
+        client, _, _ = method.train(task, moved(task.initial, 3 + round), client, shard_for(task, round=round))
+    blend = filled(received, HEAD, 1.0)
+    for round, epochs in ((5, 3), (6, 1)):
+        shard = shard_for(task, round=round)
+        blend, _ = papers_blend(Dense, received, client.model, blend, steps_of(shard, epochs), 0.125)
+        client, _, _ = method.train(task, received, client, shard)
+        assert_close(client.blend, blend)
+
+
+@pytest.mark.parametrize("model", ["mlp", "norm"])
+@pytest.mark.parametrize("executor", ["one_by_one", "vectorised"])
+def test_fedala_before_from_round_is_fedavg_bit_for_bit(model, executor):
+    one = played(run_of("fedala", model, settings={"from_round": 3, "cap": 2}, executor=executor), 2)
+    other = played(run_of("fedavg", model, executor=executor), 2)
+    assert_same(one.state.server, other.state.server)
+    assert_same(one.personal_model(4), other.personal_model(4))
+    assert one.state.store.rows(EVERYONE).rounds.tolist() == [1] * len(SIZES)
+
+
+@pytest.mark.parametrize("executor", ["one_by_one", "vectorised"])
+def test_fedala_from_round_on_is_not_fedavg(executor):
+    one = played(run_of("fedala", settings={"from_round": 2, "cap": 2}, executor=executor), 4)
+    other = played(run_of("fedavg", executor=executor), 4)
+    assert differs(one.state.server, other.state.server)
+    assert one.state.store.rows(EVERYONE).rounds.tolist() == [3] * len(SIZES)
+
+
+def test_fedala_scores_the_blend_as_soon_as_the_next_round_has_ala():
+    """After two rounds the personal model is the start of the third, in which ALA is active."""
+    run = played(run_of("fedala", settings={"from_round": 2, "cap": 2}, executor="one_by_one"), 2)
+    assert not torch.equal(run.personal_model(4)["head.weight"], run.state.server["head.weight"])
+
+
+@pytest.mark.parametrize("round", [4, 5])
+def test_fedala_new_clients_adapt_as_those_of_fedavg_before_from_round(round):
+    task = task_of(Dense)
+    received, shard = moved(task.initial, 1), shard_for(task, round=round)
+    adapted = ala_of(from_round=5, cap=2).adapt(task, received, shard, 2)
+    method = FedAvg(solver_of()) if round < 5 else ala_of(cap=2)
+    assert_same(adapted, method.adapt(task, received, shard, 2))
+
+
+@pytest.mark.parametrize("rounds", [2, 7])
+def test_fedala_frozen_blend_is_used_and_not_learned(rounds):
+    task = task_of(Dense)
+    (received, own), shard = two_models(task), shard_for(task)
+    blend = filled(received, HEAD, 0.5)
+    client, upload, _ = ala_of(freeze=True).train(task, received, client_of(own, blend, rounds), shard)
+    assert_same(client.blend, blend)
+    assert_close(upload, trained(Dense, mixed(received, own, blend), batches(shard)))
+
+
+@pytest.mark.parametrize("executor", ["one_by_one", "vectorised"])
+def test_fedala_freeze_keeps_the_blend_of_the_first_stage(executor):
+    """It is learned in the second round, as without `freeze`, and stays in the third, in which it moves without."""
+    after = {
+        (freeze, n): played(
+            run_of("fedala", settings={"cap": 3, "freeze": freeze}, executor=executor), n
+        ).state.store.rows(EVERYONE)
+        for freeze in (True, False)
+        for n in (2, 3)
+    }
+    assert_same(after[True, 2].blend, after[False, 2].blend)
+    assert min(float(x.min()) for x in after[True, 2].blend.values()) < 1
+    assert_same(after[True, 3].blend, after[True, 2].blend)
+    assert differs(after[False, 3].blend, after[False, 2].blend)
+    assert differs(after[True, 3].model, after[True, 2].model)
+
+
 # Around other methods
 
 

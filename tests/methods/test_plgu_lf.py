@@ -465,3 +465,11 @@ def test_stacked_clients_have_scores_and_personal_layers_of_their_own():
 def test_ft_fine_tunes_the_personal_model():
     run, plain = (played(run_of(name, executor="one_by_one"), 1) for name in ("plgu-lf+ft:ft_epochs=2", "plgu-lf"))
     assert differs(run.personal_model(5), plain.personal_model(5))
+
+
+def test_by_default_at_most_half_of_the_layers_are_personal_and_never_more_than_five():
+    assert [PlguLf().n_personal(n) for n in (1, 2, 3, 5, 9, 10, 23)] == [0, 1, 1, 2, 4, 5, 5]
+    assert [PlguLf(personal=7).n_personal(n) for n in (2, 23)] == [7, 7]
+    mlp = run_of("plgu-lf", executor="one_by_one")
+    mlp.close()
+    assert mlp.state.scene.method.notes(mlp.state.scene.task) == ()

@@ -4,8 +4,9 @@
     start = received                          in the lower layers
 
 The blend is learned by gradient steps on the loss of `start`, on s percent of the client's rows. The first time it is
-trained until the loss settles, in every later round for one epoch. In its first round a client has no model of its
-own yet and takes the received one as it is.
+trained until the loss settles, in every later round for one epoch; with `freeze` it then stays as it is. In its first
+round a client has no model of its own yet and takes the received one as it is. So do all clients in the first
+`from_round` rounds of a run.
 """
 
 import dataclasses
@@ -29,7 +30,7 @@ class AlaClient(NamedTuple):
     blend: (
         Params  # in [0, 1], for every weight of the upper layers: 0 keeps the client's value, 1 takes the received one
     )
-    rounds: Tensor  # how many rounds the client took part in
+    rounds: Tensor  # how many rounds the client took part in; those before ALA is active count as one
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,10 @@ class Ala(Addon):
         "the personal model: made from the blend, or the model that the client last trained",
         choices=("init", "trained"),
     )
+    from_round: int = setting(
+        0, "rounds before ALA becomes active; until then the received model is taken as it is", least=0
+    )
+    freeze: bool = setting(False, "learn the blend the first time only, and use it unchanged in all later rounds")
 
     insides = "plures.report.insides.ala:pictures"
 
@@ -65,6 +70,10 @@ class Ala(Addon):
         chosen = blocks[max(0, len(blocks) - self.p) :]
         return [name for name in names if task.block_of(name) in chosen]
 
+    def is_inactive(self, shard):
+        """Whether ALA is not active yet in this round: the blend is 1 everywhere and is not learned."""
+        return shard.round < self.from_round
+
     def init_client(self, task, params):
         shared = self.host.shared(task, params)
         blend = {name: torch.ones_like(shared[name]) for name in self.upper_weights(task, shared)}
@@ -76,16 +85,16 @@ class Ala(Addon):
         return received | new
 
     def learn_blend(self, task, received, client, shard):
-        """The blend after this round: trained until the loss settles the first time, for one epoch later."""
+        """The blend after this round: trained until the loss settles the first time, for one epoch or none later."""
 
         def objective(blend, batch, received, own, host):
             start = self.blend_models(received, own, blend)
             return task.loss(self.host.local_model(task, start, host), batch)
 
-        first_time = torch.where(client.rounds == 1, self.cap, 1)
-        epochs = torch.where(
-            client.rounds == 0, 0, first_time
-        )  # in its first round a client has no model to blend with
+        # In its first round a client has no model to blend with.
+        takes_received = (client.rounds == 0) | self.is_inactive(shard)
+        later = 0 if self.freeze else 1
+        epochs = torch.where(takes_received, 0, torch.where(client.rounds == 1, self.cap, later))
         # The same batches in every epoch: the losses of last batches are comparable only on the same rows.
         stop = Plateau(threshold=self.threshold, loss_of=self.loss_stat)
         solver = dataclasses.replace(self.solver.plain(self.eta), box=(0.0, 1.0), shuffle=False, stop=stop)
@@ -97,7 +106,8 @@ class Ala(Addon):
         blend = self.learn_blend(task, received, client, shard) if client.blend else {}
         start = self.blend_models(received, client.model, blend)
         host, upload, metrics = self.host.train(task, received, client.host, shard, terms._replace(start=start))
-        return AlaClient(host, self.shared(task, upload), blend, client.rounds + 1), upload, metrics
+        rounds = torch.where(self.is_inactive(shard), 1, client.rounds + 1)
+        return AlaClient(host, self.shared(task, upload), blend, rounds), upload, metrics
 
     def personalize(self, task, received, client, shard):
         if self.ala_pm == "trained":
@@ -113,7 +123,10 @@ class Ala(Addon):
         client = self.init_client(task, task.initial)
         first = self.with_solver(self.solver.for_epochs(epochs))
         client, _, _ = first.train(task, received, client, shard)
-        return self.personalize(task, received, client, shard)
+        personal = self.personalize(task, received, client, shard)
+        if not self.from_round:
+            return personal
+        return tree.where(self.is_inactive(shard), self.host.adapt(task, received, shard, epochs), personal)
 
     @property
     def personal_model_name(self):
