@@ -14,8 +14,8 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	touch $@
 
 demo: $(VENV)/installed
-	$(BIN)/plures compare local fedavg ditto fedrep fedala fedrod pfedla plgu-lf:personal=1 afml \
-	  --data digits --partition dirichlet:0.1 --clients 20 --rounds 30
+	$(BIN)/plures compare local fedavg ditto fedrep fedala fedrod pfedla plgu-lf afml --data digits \
+	  --partition labels:4 --clients 60 --test-share 0.4 --epochs 3 --lr 0.1 --rounds 30 --seeds 0,1,2
 
 check: $(VENV)/installed
 	$(BIN)/ruff check .
