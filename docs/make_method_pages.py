@@ -42,7 +42,7 @@ from plures.runs.simulation import Simulation
 from plures.runs.state import RunState
 from plures.simulate.shapes import Shapes, shapes_of
 from plures.simulate.stacking import run_group
-from plures.simulate.work import generic_function, score_function
+from plures.simulate.work import generic_function, score_model
 from plures.simulate.workers import one_thread
 
 HERE = Path(__file__).parent
@@ -458,7 +458,11 @@ def accuracies(state: RunState, method: Method | None = None) -> np.ndarray:
     message = method.serve(scene.task, state.server, torch.tensor(ids))
     shards = [scene.population.shards(ids, part, "figure", state.round) for part in ("train", "test")]
     states = state.store.rows(torch.tensor(ids))
-    found = run_group("vectorised", score_function(method, scene.task, []), message, states, *shards)
+
+    def score(received: Any, client: Any, train: Any, test: Any) -> Any:
+        return score_model(method, scene.task, method.personalize(scene.task, received, client, train), test)
+
+    found = run_group("vectorised", score, message, states, *shards)
     return (100 * found["hits"] / found["n"]).numpy()
 
 
@@ -745,7 +749,7 @@ def distance_panel(name: str, setting: str, rates: dict[str, float]) -> Callable
 
 def fedamp_panel(axes: Axes) -> None:
     def look(state: RunState) -> tuple[np.ndarray, RunState]:
-        return state.scene.method.weights(state.server.models).numpy(), state
+        return state.scene.method.weights(state.server.models, state.server.seen).numpy(), state
 
     weights, state = at_end("fedamp", look, **GROUPED)
     np.fill_diagonal(weights, np.nan)
@@ -769,14 +773,14 @@ def apple_panel(axes: Axes) -> None:
 
 
 def pfedla_panel(axes: Axes) -> None:
-    """The weights of the head, with a step size at which they learn something in so few rounds."""
+    """The weights of the head."""
 
     def look(state: RunState) -> tuple[np.ndarray, RunState]:
         ids = torch.tensor(state.eligible)
         host = state.scene.method.host
         return host.weights(state.server.mixers, ids)[:, -1].numpy(), state
 
-    weights, state = at_end("pfedla:mixer_lr=0.3", look, **GROUPED)
+    weights, state = at_end("pfedla", look, **GROUPED)
     matrix(axes, weights, state, "weight in the head (plain mean: 0.05)")
 
 

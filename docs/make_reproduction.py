@@ -61,7 +61,9 @@ def run(
 
     def done(spelled: str, seed: int, result: Result) -> None:
         found = {column: reproduce.value_at(result.summary, at) for column, at in preset.columns.items()}
-        numbers = {column: round(100 * x, 4) for column, x in found.items() if x is not None}
+        numbers = {
+            column: round(reproduce.in_units(preset, column, x), 4) for column, x in found.items() if x is not None
+        }
         seconds = round(result.summary["seconds"]["total"], 1)
         record["runs"].setdefault(named[spelled], {})[str(seed)] = {"numbers": numbers, "seconds": seconds}
         save()

@@ -20,6 +20,7 @@ HEADINGS = [
     "The update",
     "What stays and what travels",
     "Settings",
+    "Where its defaults come from",
     "State and bytes",
     "Differs from the paper",
     "Try it",

@@ -60,6 +60,10 @@ class Population(NamedTuple):
         drawn = np.sort(np.concatenate(public))
         return self._replace(train=[rows[~np.isin(rows, drawn)] for rows in self.train]), drawn
 
+    def with_rows_for_all(self, rows: np.ndarray) -> "Population":
+        """The clients with these rows besides their own training rows."""
+        return self._replace(train=[np.union1d(own, rows) for own in self.train])
+
     def with_validation(self, share: float) -> "Population":
         """The clients with a share of their training rows as validation rows: at least one row, if a client has two."""
         if not share:

@@ -62,5 +62,6 @@ ADDONS: "Registry[type[Addon]]" = Registry(
         "feddyn": "plures.methods.addons.feddyn:FedDyn",
         "brm": "plures.methods.addons.brm:Brm",
         "fedopt": "plures.methods.addons.fedopt:FedOpt",
+        "public": "plures.methods.addons.public:Public",
     },
 )

@@ -37,7 +37,7 @@ def mix(own, shared, alpha):
 class APFL(Averaged):
     """A personal model, the shared model, and a learned mixture of the two."""
 
-    alpha: float = setting(0.75, "initial share of the personal model in the mixture", least=0, most=1)
+    alpha: float = setting(0.25, "initial share of the personal model in the mixture", least=0, most=1)
     adaptive: bool = setting(True, "whether the share is learned")
     alpha_lr: float = setting(0.1, "learning rate of the share", least=0)
     pm_lr: float = setting(0.0, "learning rate of the personal model; 0: that of clients", least=0)

@@ -142,6 +142,11 @@ class Method:
         """How many rows of each class it needs that everybody may see: `task.public`."""
         return 0
 
+    @property
+    def trains_on_public(self) -> bool:
+        """Whether these rows are among the training rows of every client."""
+        return False
+
     def shared(self, task: Task, params: Params) -> Params:
         """The part of a model that travels; of a message, that part without what else is in it."""
         return params

@@ -36,13 +36,13 @@ class FedMetaServer(NamedTuple):
 class FedMeta(Method):
     """Each client uploads one meta-gradient per round; the server takes the step."""
 
-    inner_lr: float = setting(0.01, "learning rate of the adaptation step", least=0)
+    inner_lr: float = setting(0.3, "learning rate of the adaptation step", least=0)
     support: float = setting(
         0.8, "share of rows for the adaptation step; the outer loss uses the others", least=0, most=1
     )
     first_order: bool = setting(False, "ignore second derivatives (first-order meta-gradients)")
     server_kind: str = setting("adam", "optimizer of the server", choices=("sgd", "adam"))
-    server_lr: float = setting(0.003, "learning rate of the server; 0: that of clients", least=0)
+    server_lr: float = setting(0.01, "learning rate of the server; 0: that of clients", least=0)
     pers: int = setting(5, "epochs of fine-tuning of the personal model", least=0)
 
     def init_server(self, task, params, federation):

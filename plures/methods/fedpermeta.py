@@ -28,7 +28,7 @@ class FedPerMetaClient(NamedTuple):
 class FedPerMeta(Averaged):
     """The shared body is trained through the adaptation step of the private head."""
 
-    inner_lr: float = setting(0.01, "learning rate of the head's adaptation step", least=0)
+    inner_lr: float = setting(0.3, "learning rate of the head's adaptation step", least=0)
     support: float = setting(
         0.8, "share of rows for the adaptation step; the outer loss uses the others", least=0, most=1
     )

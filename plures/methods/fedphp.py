@@ -7,9 +7,9 @@ features of p), or with `inherit=kd` the divergence of the predictions of v from
 p <- mu p + (1 - mu) v with mu = min(mu_max, mu_max * c / expected rounds), where c counts the rounds that the client
 took part in. v is uploaded; p is the personal model.
 
-Differs from the paper: lam is 0.05, which the authors' code lists for both; the temperature of the distillation and the
-widths of the MMD kernels (multiples of the mean squared distance between the features of a batch) are ours, since the
-paper does not give its own.
+Differs from the paper: lam is 0.05, which the authors' code lists for both. The widths of the MMD kernels (multiples of
+the mean squared distance between the features of a batch) are ours, since the paper does not give its own, and so is
+the temperature of the distillation, 2 for both models; the authors' code divides the teacher's logits alone, by 4.
 """
 
 from dataclasses import dataclass

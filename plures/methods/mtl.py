@@ -39,7 +39,7 @@ class Mtl(Collected):
     """Personal models that are pulled towards their mean."""
 
     strength: float = setting(
-        1e-3, "weight of both regularisation terms; 0 chooses a power of ten by the number of weights", least=0
+        3e-3, "weight of both regularisation terms; 0 chooses a power of ten by the number of weights", least=0
     )
     coupled: bool = setting(True, "whether to use the regularisation terms; without them this is local training")
 

@@ -93,6 +93,8 @@ QUALITY = (
           lambda s: s["personal"]["pooled"], _in_percent, max),
     Asked("generic", "accuracy of the one model for all over all test rows, %",
           lambda s: s["generic"]["accuracy"], _in_percent, max),
+    Asked("never drawn", "scored clients that never took part; they are served as new clients",
+          lambda s: s["personal"]["never_trained"] or None, _in_few),
 )
 REWEIGHTED = Asked("reweighted", "own models on everybody's test rows, classes weighted as in the client's own, %",
                    lambda s: s["personal"]["reweighted"], _in_percent, max)
@@ -100,6 +102,8 @@ COSTS = (
     Asked("down", "bytes to clients", lambda s: s["bytes"]["down"], in_bytes, min),
     Asked("up", "bytes from clients", lambda s: s["bytes"]["up"], in_bytes, min),
     Asked("FLOPs", "of clients' training", lambda s: s["flops"], _in_thousands, min),
+    Asked("own models", "FLOPs of making all personal models once, beside training",
+          lambda s: s["personal_flops"] or None, _in_thousands, min),
     Asked("training", "seconds", lambda s: s["seconds"]["train"], _in_seconds, min),
     Asked("evaluation", "seconds", lambda s: s["seconds"]["evaluate"], _in_seconds),
     Asked("in all", "seconds", lambda s: s["seconds"]["total"], _in_seconds),

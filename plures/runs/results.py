@@ -129,6 +129,7 @@ def pool_scores(pool: Pool) -> tuple[dict[str, float], dict[str, float]]:
     return personal, {
         "reweighted": float(np.nanmean(reweighted(same, pool.n, pool.counts))),
         "as_trained": float(all_rows[0]),
+        "balanced": float(np.mean(pool.generic[pool.n > 0] / pool.n[pool.n > 0])),
     }
 
 

@@ -180,6 +180,8 @@ def announce(config: Config, method: Method, task: Task, population: Population)
     if method.public_rows:
         population, public = population.with_public(method.public_rows)
         task = task.with_public(population.x[public], population.y[public])
+        if method.trains_on_public:
+            population = population.with_rows_for_all(public)
     return method, task, population
 
 

@@ -187,7 +187,7 @@ def test_run_folder_holds_what_the_contract_names(tmp_path):
     assert list(summary) == SUMMARY and summary == json.loads(json.dumps(result.summary))
     named = {"mean", "pooled", "std", "worst5", "top5", "best_round", "best_mean", "model", "scored", "never_trained"}
     assert named <= set(summary["personal"])
-    named = {"accuracy", "on_clients", "worst5", "top5", "reweighted", "as_trained", "is_mean_of_personal"}
+    named = {"accuracy", "on_clients", "worst5", "top5", "reweighted", "as_trained", "balanced", "is_mean_of_personal"}
     assert named == set(summary["generic"])
     assert list(summary["seconds"]) == ["train", "evaluate", "total"]
     rounds = list(csv.DictReader((folder / "rounds.csv").read_text().splitlines()))

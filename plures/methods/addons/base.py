@@ -45,6 +45,10 @@ class Addon(Method):
     def public_rows(self):
         return self.host.public_rows
 
+    @property
+    def trains_on_public(self):
+        return self.host.trains_on_public
+
     def with_solver(self, solver):
         return dataclasses.replace(self, solver=solver, host=self.host.with_solver(solver))
 
