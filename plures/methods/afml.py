@@ -30,7 +30,7 @@ from plures.learn import optimizers
 from plures.learn.optimizers import OptimizerState
 from plures.learn.task import cross_entropy, masked_mean
 from plures.methods.base import Method, fit_head, setting
-from plures.methods.ingredients.meta import meta_gradients
+from plures.methods.ingredients.meta import meta_gradients, warm_up_setting, warmed_up
 from plures.methods.messages import Same
 from plures.tree import Params
 
@@ -73,7 +73,8 @@ class Afml(Method):
     )
     first_order: bool = setting(False, "ignore second derivatives (first-order meta-gradients)")
     server_kind: str = setting("adam", "optimizer of the server", choices=("sgd", "adam"))
-    server_lr: float = setting(0.01, "learning rate of the server", least=0)
+    server_lr: float = setting(0.003, "learning rate of the server", least=0)
+    warm_up: int = warm_up_setting()
     pers: int = setting(5, "epochs of fine-tuning of the personal head", least=0)
 
     def is_random(self, task, name):
@@ -135,8 +136,11 @@ class Afml(Method):
         model, spread = self.server_gradients(server, mean["gradients"])
         gradients = {"model": model, "spread": spread, "latent": mean["latent_gradients"]}
         now = self.trained_parts(server.model, server.spread, server.latent)
-        step = optimizers.adam if self.server_kind == "adam" else optimizers.sgd
-        new, optimizer = step(now, gradients, server.optimizer, self.server_lr)
+        if self.server_kind == "adam":
+            lr = warmed_up(self.server_lr, server.round, self.warm_up)
+            new, optimizer = optimizers.adam(now, gradients, server.optimizer, lr)
+        else:
+            new, optimizer = optimizers.sgd(now, gradients, server.optimizer, self.server_lr)
         statistics = {name: x - mean["gradients"][name] for name, x in server.model.items() if tree.is_statistic(name)}
         model = server.model | new["model"] | statistics
         return AfmlServer(model, new["spread"], new["latent"], optimizer, server.key, server.round + 1)

@@ -21,7 +21,7 @@ from plures import tree
 from plures.learn import optimizers
 from plures.learn.optimizers import OptimizerState
 from plures.methods.base import Method, fine_tune, setting
-from plures.methods.ingredients.meta import meta_gradients
+from plures.methods.ingredients.meta import meta_gradients, warm_up_setting, warmed_up
 from plures.methods.messages import Same
 from plures.tree import Params
 
@@ -42,7 +42,8 @@ class FedMeta(Method):
     )
     first_order: bool = setting(False, "ignore second derivatives (first-order meta-gradients)")
     server_kind: str = setting("adam", "optimizer of the server", choices=("sgd", "adam"))
-    server_lr: float = setting(0.01, "learning rate of the server; 0: that of clients", least=0)
+    server_lr: float = setting(0.003, "learning rate of the server; 0: that of clients", least=0)
+    warm_up: int = warm_up_setting()
     pers: int = setting(5, "epochs of fine-tuning of the personal model", least=0)
 
     def init_server(self, task, params, federation):
@@ -56,8 +57,11 @@ class FedMeta(Method):
         gradients = tree.mean(uploads["gradients"], torch.ones_like(sizes))
         now, along = tree.trainable(server.model), tree.trainable(gradients)
         lr = self.server_lr or float(self.solver.rate(server.round))
-        step = optimizers.adam if self.server_kind == "adam" else optimizers.sgd
-        moved, state = step(now, along, server.optimizer, lr)
+        if self.server_kind == "adam":
+            lr = warmed_up(lr, server.round, self.warm_up)
+            moved, state = optimizers.adam(now, along, server.optimizer, lr)
+        else:
+            moved, state = optimizers.sgd(now, along, server.optimizer, lr)
         statistics = {name: x - gradients[name] for name, x in server.model.items() if tree.is_statistic(name)}
         return FedMetaServer(server.model | moved | statistics, state, server.round + 1)
 

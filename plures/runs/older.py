@@ -10,8 +10,11 @@ OPTIONS: dict[str, Any] = {
     **{"clip": 0.0, "last_batch": "keep", "local_work": None, "min_rows": 0, "augment": "none"},
     **{"server_optimizer": "sgd", "server_lr": None},
 }
-# The same for settings: method -> its settings that came later.
+# The same for settings: method or add-on -> its settings that came later.
 SETTINGS: dict[str, dict[str, Any]] = {
+    "ala": {"from_round": 0, "freeze": False},
+    "fedala": {"from_round": 0, "freeze": False},
+    "afml": {"warm_up": 0},
     "ditto": {"pm_lr": 0.0, "pm_epochs": 0},
     "apfl": {"pm_lr": 0.0},
     "fedrep": {"pm_epochs": 0},
@@ -31,18 +34,26 @@ def base_of(method: str) -> str:
     return method.partition("+")[0].partition(":")[0]
 
 
+def settings_since(method: str) -> dict[str, Any]:
+    """What 0.1.0 did where the method or one of its add-ons has a setting now."""
+    found: dict[str, Any] = {}
+    for part in method.split("+"):
+        found |= SETTINGS.get(part.partition(":")[0], {})
+    return found
+
+
 def with_old_defaults(values: dict[str, Any]) -> dict[str, Any]:
     """The options in a run folder's config.toml; where 0.1.0 wrote it, with what 0.1.0 did."""
     if "engine" in values:
         return values
-    settings = SETTINGS.get(base_of(values.get("method", "")), {}) | values.get("settings", {})
+    settings = settings_since(values.get("method", "")) | values.get("settings", {})
     return OPTIONS | values | {"settings": settings}
 
 
 def left_out(fields: dict[str, Any]) -> dict[str, Any]:
     """The fields of an identity without those that say what 0.1.0 did anyway."""
     kept = {name: value for name, value in fields.items() if OPTIONS.get(name, ...) != value}
-    since = SETTINGS.get(base_of(fields["method"]), {})
+    since = settings_since(fields["method"])
     settings = {name: value for name, value in fields["settings"].items() if since.get(name, ...) != value}
     return kept | {"settings": settings}
 

@@ -386,8 +386,10 @@ def test_server_steps_down_the_uniform_mean_of_gradients_with_the_draw_that_it_s
     assert bool(expected) == (latent == "vib")
 
 
-def test_server_may_step_with_adam():
-    task, method = task_of(Dense), afml_of(sigma=0.0, alpha=0.0, latent="unit", server_kind="adam", server_lr=0.1)
+@pytest.mark.parametrize("warm_up", [0, 2])
+def test_server_may_step_with_adam_and_its_rate_rises_at_first(warm_up):
+    settings = {"sigma": 0.0, "alpha": 0.0, "latent": "unit", "server_kind": "adam", "server_lr": 0.1}
+    task, method = task_of(Dense), afml_of(**settings, warm_up=warm_up)
     server = method.init_server(task, task.initial, federation_of())
     p = leaves_of(task.initial)
     solver = torch.optim.Adam(p.values(), lr=0.1, eps=SERVER_EPSILON)
@@ -396,6 +398,7 @@ def test_server_may_step_with_adam():
         server = method.merge(task, server, torch.tensor([0, 2]), uploads, torch.tensor([9, 1]))
         for name, x in p.items():
             x.grad = uploads["gradients"][name].mean(0)
+        solver.param_groups[0]["lr"] = 0.05 if warm_up and round == 0 else 0.1
         solver.step()
     assert_close(server.model, {name: x.detach() for name, x in p.items()})
 

@@ -109,14 +109,14 @@ def test_a_step_of_one_is_the_one_worked_by_hand():
 
 
 @pytest.mark.parametrize(("n", "c"), [(9, 1e-2), (10, 1e-3), (99, 1e-3), (100, 1e-4), (51, 1e-3), (1_000_000, 1e-8)])
-def test_by_default_the_strength_is_the_power_of_ten_by_the_number_of_weights(n, c):
+def test_with_strength_zero_it_is_the_power_of_ten_by_the_number_of_weights(n, c):
     """f = floor(log10 d + 1) + 1: one more than the number of digits of d."""
     params = {"w": torch.zeros(n), "running_mean": torch.zeros(10 * n)}
-    assert Mtl().weight(params) == pytest.approx(c, rel=1e-12)
+    assert Mtl(strength=0.0).weight(params) == pytest.approx(c, rel=1e-12)
     assert Mtl(strength=0.3).weight(params) == 0.3 and Mtl(coupled=False, strength=0.3).weight(params) == 0
 
 
-def test_the_default_strength_is_used():
+def test_strength_zero_is_used_in_training_too():
     """The dense model has 4 * 6 + 6 + 6 * 3 + 3 = 51 weights."""
     task = task_of(Dense)
     own, received, shard = moved(task.initial, 1), moved(task.initial, 2), shard_for(task)

@@ -18,11 +18,22 @@ from plures import tree
 from plures.data.batches import Batch
 from plures.data.shard import Shard
 from plures.learn.fit import measure, step_down
+from plures.methods.base import setting
 from plures.tree import Params
 
 Loss = Callable[[Params, Params, Batch], Tensor]
 
 BATCH = 64  # rows of a batch
+
+
+def warm_up_setting() -> int:
+    """The first steps of Adam move all weights by the same length, however small their gradients."""
+    return setting(10, "adam: rounds over which the learning rate of the server rises", least=0)
+
+
+def warmed_up(lr: float, round: Tensor, warm_up: int) -> float:
+    """The learning rate of the server in a round: it rises linearly over the first ones."""
+    return lr * min(1.0, (int(round) + 1) / max(warm_up, 1))
 
 
 class MetaGradients(NamedTuple):
