@@ -186,3 +186,20 @@ def test_fedbn_clients_of_a_cohort_keep_apart():
         alone, _, _ = fedbn_of().train(task, received, KeptClient(NOTHING, tree.row(kept, i)), shard)
         assert_same(tree.row(clients, i), alone)
     assert differs(tree.row(clients, 0).kept, tree.row(clients, 1).kept)
+
+
+def test_fedbn_newcomer_has_the_statistics_of_its_own_rows_under_the_servers_weights():
+    """Before, its statistics began at mean 0 and variance 1, which no row of its has."""
+    run = played(run_of("fedbn", "norm", executor="one_by_one"), 2)
+    scene = run.state.scene
+    method, task = scene.method.with_solver(solver_of(lr=0.0)), scene.task
+    shard = scene.population.shards([5], "train", "new", 0)
+    message = Same(method.newcomer(task, run.state.server))
+    model = tree.row(one_by_one(lambda got, rows: method.adapt(task, got, rows, 1), message, shard), 0)
+    x = scene.population.x[torch.from_numpy(scene.population.train[5])]
+    maps = torch.nn.functional.conv2d(x, model["conv.weight"], model["conv.bias"], stride=2)
+    mean, variance = maps.mean((0, 2, 3)), maps.var((0, 2, 3))
+    assert ((model["norm.running_mean"] - mean).abs() < 0.1 * variance.sqrt()).all()
+    assert ((model["norm.running_var"] / variance - 1).abs() < 0.1).all() and (variance < 0.5).all()
+    untouched = tree.row(one_by_one(lambda got, rows: method.adapt(task, got, rows, 0), message, shard), 0)
+    assert torch.equal(untouched["norm.running_mean"], torch.zeros(4))

@@ -5,6 +5,7 @@ from torch.nn import functional as F
 
 from plures import tree
 from plures.methods.addons.keep import KeepLocal, KeptClient
+from plures.methods.afml import Afml
 from plures.methods.base import Federation
 from plures.methods.fedavg import FedAvg, FedAvgClient
 from plures.methods.fedmeta import FedMeta
@@ -360,3 +361,9 @@ def test_fedpermeta_personal_model_fine_tunes_the_head_on_the_body_as_it_is():
     new = per_meta_of(pers=9).adapt(task, body, shard, 2)
     fresh = per_meta_of(pers=2).personalize(task, body, per_meta_of().init_client(task, task.initial), shard)
     assert_same({name: new[name] for name in HEAD}, {name: fresh[name] for name in HEAD})
+
+
+def test_all_meta_methods_have_the_same_optimizer_at_the_server():
+    """Else a comparison of AFML with FedMeta compares optimizers."""
+    for name in ("server_kind", "server_lr", "warm_up", "support", "pers"):
+        assert getattr(FedMeta(), name) == getattr(Afml(), name)

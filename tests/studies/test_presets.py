@@ -354,3 +354,39 @@ def test_explanations_are_of_records_that_are_there(script):
     path = script.RECORDS / script.EXPLANATIONS
     names = tomllib.loads(path.read_text("utf-8")) if path.exists() else {}
     assert set(names) <= {record.stem for record in script.RECORDS.glob("*.json")}
+
+
+# What the papers say, and presets once did otherwise
+
+
+def test_fedala_presets_have_the_papers_rate_its_best_round_and_its_authors_batches():
+    images = [p for name, p in PRESETS.items() if name.startswith("fedala-table2") and "agnews" not in name]
+    assert len(images) == 5
+    for preset in images:
+        rate = 0.1 if preset.options["data"] == "mnist" else 0.005
+        for scale in ("small", "full"):
+            options = preset.options_at(scale)
+            assert options["lr"] == rate and options["last_batch"] == "drop"
+        assert preset.columns == {"accuracy": "personal.best_pooled"}
+
+
+def test_long_tails_of_cifar10_have_the_papers_alpha():
+    for name in ("fedrod-table10-cifar10-im10", "fedrod-table10-cifar10-im100"):
+        assert PRESETS[name].options["partition"].endswith(",0.6")
+    assert PRESETS["fedrod-table10-fmnist-im10"].options["partition"] in ("longtail:10", "longtail:10,0.3")
+
+
+@pytest.mark.parametrize("name", [n for n in PRESETS if n.startswith("fedrod") and "cifar" in n])
+def test_fed_rods_cifar_is_augmented_as_its_paper_says_but_not_in_a_smoke_test(name):
+    preset = PRESETS[name]
+    assert preset.options_at("full")["augment"] == preset.options_at("small")["augment"] == "crop,flip"
+    assert preset.options_at("smoke").get("augment", "none") == "none"
+
+
+def test_what_the_papers_show_and_was_missing_is_there():
+    wanted = ["fedala-table1", "fedala-frozen", "fedala-fig4", "fedrod-fig11", "fedrod-table2-centralized", "plgu-fig7"]
+    wanted += ["pfedla-fig6-cifar10", "afml-fig3d-shakespeare", "afml-fig3c-zeta0.5"]
+    assert set(wanted) <= set(PRESETS)
+    assert any(name.startswith("afml-fig4a") for name in PRESETS)
+    assert "fedavg:pm=local+public" in PRESETS["fedrod-table12-cifar10-dir0.3"].methods()
+    assert any(method.startswith("fedavg:steps=3") for method in PRESETS["afml-fig1-zeta0.1"].methods())
