@@ -225,8 +225,8 @@ def divergence_page() -> list[str]:
         "",
         f"Personal accuracy, per cent, after {N_ROUNDS} rounds with no option but data, model and share (a tenth of "
         "Fashion-MNIST for the mlp, 3 % of Fashion-MNIST and CIFAR-10 for the others); one seed. In brackets the "
-        "training loss of the first, the fifth and the last round. A run diverges if a number is not finite, or if that "
-        "loss is above both of the others in the end. (SCAFFOLD's rises when its corrections begin, in round two.)",
+        "training loss of the first, the fifth and the last round. A run diverges if a number is not finite, or if the "
+        "last of these losses is above both of the others. (SCAFFOLD's rises when its corrections begin, in round 2.)",
         "",
         "| method | " + " | ".join(GRID) + " |",
         "|---" * (1 + len(GRID)) + "|",
