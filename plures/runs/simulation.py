@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from plures import tree
 from plures.engine import Usage
 from plures.errors import RunFailed, UsageError
-from plures.files import write_text
+from plures.files import lock, write_text
 from plures.methods.messages import Message, Same
 from plures.runs import results
 from plures.runs.callbacks import Callback, Callbacks, Say, say_nothing
@@ -201,7 +201,8 @@ def _in_short(ids: list[int]) -> str:
 
 def simulate(scene: Scene, folder: Path | None, say: Say, callback: Callback, resume: bool = False) -> Result:
     """A whole run. With `resume` it starts from the newest checkpoint in the folder."""
-    with one_thread():
+    alone = nullcontext() if folder is None else lock(folder / "pid", f"the run in {folder}")
+    with one_thread(), alone:
         simulation = Simulation(scene, folder, say)
         if resume:
             try:
