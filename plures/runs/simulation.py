@@ -14,6 +14,7 @@ from plures.engine import Usage
 from plures.errors import RunFailed, UsageError
 from plures.files import lock, write_text
 from plures.methods.messages import Message, Same
+from plures.registry import doubting
 from plures.runs import results
 from plures.runs.callbacks import Callback, Callbacks, Say, say_nothing
 from plures.runs.config import Config, config_toml
@@ -229,14 +230,36 @@ def resume(
     workers: int | None = None,
     objects: Objects = Objects(),  # noqa: B008
     rounds: int | None = None,
+    trust: bool = False,
 ) -> Result:
-    """Resume a run that stopped, from its newest whole checkpoint; with `rounds`, play on until there are so many."""
+    """Resume a run that stopped, from its newest whole checkpoint; with `rounds`, play on until there are so many.
+
+    Without `trust`, code that the folder names is not run, and a cluster that it names is not connected to.
+    """
+    with doubting(folder, trust):
+        return _resume(folder, say, callback, workers, objects, rounds, trust)
+
+
+def _resume(
+    folder: Path,
+    say: Say,
+    callback: Callback,
+    workers: int | None,
+    objects: Objects,
+    rounds: int | None,
+    trust: bool,
+) -> Result:
     if rounds is not None:
         extend(folder, rounds)
     if (folder / "summary.json").exists():
         say(f"the run in {folder} has ended; --rounds N plays on")
         return read_result(folder)
     scene = open_scene(folder, objects)
+    if scene.config.address and not trust:
+        raise UsageError(
+            f"{folder} names a Ray cluster that would be connected to: {scene.config.address!r}. "
+            "If you trust this folder, add --trust"
+        )
     if workers is not None:
         scene = scene._replace(config=scene.config.model_copy(update={"workers": workers}))
     return simulate(scene, folder, say, callback, resume=True)

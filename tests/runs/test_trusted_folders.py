@@ -2,6 +2,9 @@
 
 import json
 import multiprocessing
+import re
+import shutil
+import sys
 import time
 
 import numpy as np
@@ -125,3 +128,71 @@ def test_a_child_does_not_keep_the_lock_of_its_parent(tmp_path):
     finally:
         stop.set()
         child.join()
+
+
+# Code of strangers
+
+GIFT = """
+import pathlib, torch
+pathlib.Path(__file__).with_name("opened").write_text("the gift was opened")
+class Net(torch.nn.Module):
+    def __init__(self, shape, n_classes):
+        super().__init__()
+        self.head = torch.nn.Linear(shape[0], n_classes)
+    def forward(self, x):
+        return self.head(x)
+"""
+
+
+@pytest.fixture
+def gift(run, tmp_path, monkeypatch):
+    """A run folder whose config names a model in a module beside it."""
+    (tmp_path / "gift_net.py").write_text(GIFT)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "gift_net", raising=False)
+    config = run / "config.toml"
+    config.write_text(config.read_text().replace('model = "mlp"', 'model = "gift_net:Net"'))
+    assert "gift_net" in config.read_text()
+    return run
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["resume"], ["export", "--client", "0"], ["adapt", "--class-counts", "1,2,3"]],
+    ids=lambda command: command[0],
+)
+def test_code_that_a_folder_names_is_not_run(gift, command, capsys):
+    assert call([command[0], str(gift), *command[1:]]) == 2
+    assert "names code that would be run: model 'gift_net:Net'" in capsys.readouterr().err
+    assert not (gift.parent / "opened").exists()
+
+
+def test_a_report_is_made_without_running_it(run, gift, tmp_path):
+    result = plures.run(
+        "fedavg", data=str(tmp_path / "rows.npz"), partition="natural", rounds=1, out=tmp_path / "other"
+    )
+    shutil.copy(result.folder / "summary.json", gift / "summary.json")
+    shutil.copy(result.folder / "clients.csv", gift / "clients.csv")
+    assert call(["report", str(gift), "-o", str(tmp_path / "page.html")]) == 0
+    assert not (tmp_path / "opened").exists()
+    assert "names code that would be run" in (tmp_path / "page.html").read_text()
+
+
+def test_with_trust_it_is_run(gift):
+    with pytest.raises(UsageError, match="names code"):
+        plures.resume(gift)
+    with pytest.raises(UsageError, match="another config"):  # the checkpoint is of the mlp
+        plures.resume(gift, trust=True)
+    assert (gift.parent / "opened").exists()
+
+
+def test_an_address_that_a_folder_names_is_not_connected_to(run):
+    config = run / "config.toml"
+    text = config.read_text()
+    assert "address" not in text
+    config.write_text(
+        text.replace('model = "mlp"', 'model = "mlp"\naddress = "ray://203.0.113.7:10001"\nexecutor = "ray"')
+    )
+    config.write_text(re.sub(r'\nexecutor = "vectorised"', "", config.read_text()))
+    with pytest.raises(UsageError, match="Ray cluster that would be connected to"):
+        resume(run)
