@@ -12,8 +12,9 @@ beta * KL(weights || N(0, I)), and takes a step. So three terms trade off how go
 adaptation, how well it adapts and how simple it is. The personal model is the mean encoder with a head that is
 fine-tuned for `pers` epochs.
 
-Differs from the paper, whose appendix with all numbers is missing: step sizes, alpha and beta are ours; biases and
-normalisation layers are not random. With `latent=vib` features are means, and an extra layer gives their variances;
+Differs from the paper, whose appendix with all numbers is missing: the server's optimizer, step sizes, alpha and beta
+are ours, and the server's learning rate rises over the first rounds, in which Adam moves all weights by the same length
+and large networks would leap. Biases and normalisation layers are not random. With `latent=vib` features are means, and an extra layer gives their variances;
 with `latent=unit` all variances are one, without extra weights.
 """
 
@@ -59,7 +60,7 @@ def divergence(means, deviations):
 class Afml(Method):
     """A random encoder for all clients, and a head that adapts to each client."""
 
-    inner_lr: float = setting(0.1, "learning rate of the head's adaptation step", least=0)
+    inner_lr: float = setting(0.3, "learning rate of the head's adaptation step", least=0)
     alpha: float = setting(
         0.01, "weight of the loss before adaptation and of the KL divergence of the features", least=0
     )
@@ -73,7 +74,7 @@ class Afml(Method):
     )
     first_order: bool = setting(False, "ignore second derivatives (first-order meta-gradients)")
     server_kind: str = setting("adam", "optimizer of the server", choices=("sgd", "adam"))
-    server_lr: float = setting(0.003, "learning rate of the server", least=0)
+    server_lr: float = setting(0.006, "learning rate of the server", least=0)
     warm_up: int = warm_up_setting()
     pers: int = setting(5, "epochs of fine-tuning of the personal head", least=0)
 

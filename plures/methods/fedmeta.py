@@ -7,7 +7,7 @@ support rows, and uploads the gradient of the query loss after that step with re
 takes one step of its optimizer with the mean of these gradients. The personal model is the server's model, fine-tuned.
 
 Differs from the paper: gradients are over all support rows and all query rows of a client. The optimizer of the server
-is that of AFML, so that the two can be compared; with `server_kind=sgd` it takes plain steps at the clients' rate, or
+is that of AFML, with its warm-up, so that the two can be compared; with `server_kind=sgd` it takes plain steps at the clients' rate, or
 at `server_lr`.
 """
 
@@ -36,13 +36,13 @@ class FedMetaServer(NamedTuple):
 class FedMeta(Method):
     """Each client uploads one meta-gradient per round; the server takes the step."""
 
-    inner_lr: float = setting(0.3, "learning rate of the adaptation step", least=0)
+    inner_lr: float = setting(0.1, "learning rate of the adaptation step", least=0)
     support: float = setting(
         0.8, "share of rows for the adaptation step; the outer loss uses the others", least=0, most=1
     )
     first_order: bool = setting(False, "ignore second derivatives (first-order meta-gradients)")
     server_kind: str = setting("adam", "optimizer of the server", choices=("sgd", "adam"))
-    server_lr: float = setting(0.003, "learning rate of the server; 0: that of clients", least=0)
+    server_lr: float = setting(0.006, "learning rate of the server; 0: that of clients", least=0)
     warm_up: int = warm_up_setting()
     pers: int = setting(5, "epochs of fine-tuning of the personal model", least=0)
 

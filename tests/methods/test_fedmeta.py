@@ -207,9 +207,9 @@ def test_by_default_fedmeta_server_takes_the_steps_of_torchs_adam():
     method, model = FedMeta(solver_of()), {"w": drawn(0, 5), "bn.running_mean": drawn(9, 5)}
     server = method.init_server(None, model, Federation(torch.ones(2), torch.tensor(0)))
     weight, statistic = model["w"].clone().requires_grad_(), model["bn.running_mean"]
-    solver = torch.optim.Adam([weight], lr=0.003, eps=1e-5)
+    solver = torch.optim.Adam([weight], lr=0.006, eps=1e-5)
     for round in range(4):
-        solver.param_groups[0]["lr"] = 0.003 * (round + 1) / 10  # ten rounds of warm-up
+        solver.param_groups[0]["lr"] = 0.006 * min(1, (round + 1) / 5)  # five rounds of warm-up
         gradients = {"w": drawn(10 + round, 2, 5), "bn.running_mean": drawn(20 + round, 2, 5)}
         server = method.merge(None, server, torch.arange(2), {"gradients": gradients}, torch.tensor([1, 99]))
         weight.grad = gradients["w"].mean(0)

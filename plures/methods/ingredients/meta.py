@@ -28,7 +28,7 @@ BATCH = 64  # rows of a batch
 
 def warm_up_setting() -> int:
     """The first steps of Adam move all weights by the same length, however small their gradients."""
-    return setting(10, "adam: rounds over which the learning rate of the server rises", least=0)
+    return setting(5, "adam: rounds over which the learning rate of the server rises", least=0)
 
 
 def warmed_up(lr: float, round: Tensor, warm_up: int) -> float:
