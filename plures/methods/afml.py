@@ -14,8 +14,8 @@ fine-tuned for `pers` epochs.
 
 Differs from the paper, whose appendix with all numbers is missing: the server's optimizer, step sizes, alpha and beta
 are ours, and the server's learning rate rises over the first rounds, in which Adam moves all weights by the same length
-and large networks would leap. Biases and normalisation layers are not random. With `latent=vib` features are means, and an extra layer gives their variances;
-with `latent=unit` all variances are one, without extra weights.
+and large networks would leap. Biases and normalisation layers are not random. With `latent=vib` features are means, and
+an extra layer gives their variances; with `latent=unit` all variances are one, without extra weights.
 """
 
 import math

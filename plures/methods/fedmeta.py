@@ -7,8 +7,8 @@ support rows, and uploads the gradient of the query loss after that step with re
 takes one step of its optimizer with the mean of these gradients. The personal model is the server's model, fine-tuned.
 
 Differs from the paper: gradients are over all support rows and all query rows of a client. The optimizer of the server
-is that of AFML, with its warm-up, so that the two can be compared; with `server_kind=sgd` it takes plain steps at the clients' rate, or
-at `server_lr`.
+is that of AFML, with its warm-up, so that the two can be compared; with `server_kind=sgd` it takes plain steps at the
+clients' rate, or at `server_lr`.
 """
 
 from dataclasses import dataclass
