@@ -196,6 +196,7 @@ def resume(
     model: Model | None = None,
     rounds: int | None = None,
     workers: int | None = None,
+    trust: bool = False,
     progress: bool = False,
     callback: Callback | None = None,
 ) -> Result:
@@ -207,12 +208,13 @@ def resume(
         model: the model again, if it was given as an object and not by name.
         rounds: how many rounds the run is to have in all, if more than it was to have.
         workers: processes of one thread each; if left out, as many as before.
+        trust: import the code, and connect to the Ray cluster, that the folder names.
         progress: whether to show a progress bar.
         callback: is told what happens; a subclass of `plures.Callback`.
     """
     _, objects = _objects(data, model)
     told = callback or _progress(progress, Path(folder).name)
-    return resume_run(Path(folder), say_nothing, told, workers, objects, rounds)
+    return resume_run(Path(folder), say_nothing, told, workers, objects, rounds, trust)
 
 
 _OPTIONS = (run.__doc__ or "").partition("        settings: ")[1:]

@@ -1,10 +1,13 @@
-"""Files: written whole or not at all, TOML in and out, and numbers of bytes in words."""
+"""Files: written whole or not at all, locks, TOML in and out, and numbers of bytes in words."""
 
 import errno
+import fcntl
 import os
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import tomli_w
 
@@ -50,6 +53,69 @@ def disk_failure(error: OSError, where: Path) -> RunFailed:
     return RunFailed(
         f"cannot write to {where}: {said}. The last checkpoint there is whole; make room, then `plures resume`"
     )
+
+
+# Locks
+
+_held: set[IO[str]] = set()
+
+
+def _forget_locks() -> None:
+    """A lock is the parent's alone: a child that outlives it must not keep others away."""
+    for file in _held:
+        file.close()
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_forget_locks)
+
+
+@contextmanager
+def lock(path: Path, what: str, note: str = "") -> Iterator[None]:
+    """Let only one process run at a time. The file holds its number, for `stop`, and a note that survives a crash."""
+    try:
+        file = open(path, "a+", encoding="utf-8")
+    except OSError as error:
+        raise disk_failure(error, path.parent) from error
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            holder = (file.read().split() or ["unknown"])[0]
+            raise UsageError(f"{what} is running already, as process {holder} ({path})") from None
+        _held.add(file)
+        file.truncate(0)
+        file.write(f"{os.getpid()} {note}\n")
+        file.flush()
+        yield
+        file.truncate(0)
+    finally:
+        _held.discard(file)
+        file.close()
+
+
+def note_after_crash(path: Path) -> str:
+    """The note of a process that was killed while it held the lock; else empty."""
+    words = path.read_text(encoding="utf-8").split() if path.exists() and lock_holder(path) is None else []
+    return words[1] if len(words) > 1 else ""
+
+
+def lock_holder(path: Path) -> int | None:
+    """The number of the process that holds a lock; None if there is none."""
+    try:
+        with open(path, "a+", encoding="utf-8") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return None
+            except OSError:
+                file.seek(0)
+                return int((file.read().split() or ["0"])[0]) or None
+    except FileNotFoundError:
+        return None
+
+
+# TOML
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -10,6 +10,8 @@ import importlib.util
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from difflib import get_close_matches
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
@@ -19,6 +21,18 @@ from typing import Any, Generic, TypeVar, cast
 from plures.errors import UsageError, unknown
 
 T = TypeVar("T")
+
+_doubted: ContextVar[str] = ContextVar("doubted", default="")
+
+
+@contextmanager
+def doubting(folder: Path, trust: bool = False) -> Iterator[None]:
+    """While a folder is read that a stranger may have made: code that it names is imported only with trust."""
+    token = _doubted.set("" if trust else str(folder))
+    try:
+        yield
+    finally:
+        _doubted.reset(token)
 
 
 class Registry(Mapping[str, T], Generic[T]):
@@ -56,6 +70,11 @@ class Registry(Mapping[str, T], Generic[T]):
         if name in self:
             return self[name]
         if ":" in name:
+            if folder := _doubted.get():
+                raise UsageError(
+                    f"{folder} names code that would be run: {self.kind} {name!r}. "
+                    "If you trust this folder, add --trust"
+                )
             return cast(T, load(name, self.kind))
         raise unknown(self.kind, name, self)
 

@@ -73,7 +73,7 @@ def test_a_stopped_run_of_an_own_method_is_resumed(folder, monkeypatch):
 
     with pytest.raises(plures.errors.Interrupted):
         plures.run("my_methods:FedHalf", out=folder / "stopped", callback=Stop(), **options)
-    run(folder, "resume", "stopped", "--quiet")
+    run(folder, "resume", "stopped", "--quiet", "--trust")
     found = json.loads((folder / "stopped" / "summary.json").read_text())
     assert found["digest"] == whole.summary["digest"]
 

@@ -15,6 +15,7 @@ from plures.cli.listing import about_method
 from plures.cli.options import n_cores, whole_numbers
 from plures.errors import UsageError, unknown
 from plures.federate.server import RoundLimits
+from plures.registry import doubting
 from plures.runs import simulation, timing
 from plures.runs.adapt import from_counts, from_rows
 from plures.runs.callbacks import Callback, Say
@@ -158,17 +159,17 @@ def _comparison_folder(config: Config, out: Path | None) -> Path:
     return new_folder(config.model_copy(update={"method": "compare"}), out)
 
 
-def resume(folder: Path, rounds: int | None, workers: int | None, as_json: bool, quiet: bool) -> None:
+def resume(folder: Path, rounds: int | None, workers: int | None, trust: bool, as_json: bool, quiet: bool) -> None:
     console = make_console(to_stderr=as_json)
     if is_comparison(folder):
         if rounds is not None:
             raise UsageError(f"{folder} holds a comparison; --rounds is for a single run")
-        play_comparison(read_comparison(folder, workers or n_cores()), folder, [], False, as_json, quiet)
+        with doubting(folder, trust):
+            play_comparison(read_comparison(folder, workers or n_cores()), folder, [], False, as_json, quiet)
         return
     progress = view.ProgressReport(console, folder.name, folder / "log.txt" if folder.is_dir() else None, quiet)
-    print_result(
-        simulation.resume(folder, progress.say, progress, workers or n_cores(), rounds=rounds), console, as_json
-    )
+    found = simulation.resume(folder, progress.say, progress, workers or n_cores(), rounds=rounds, trust=trust)
+    print_result(found, console, as_json)
 
 
 def reproduce(
@@ -246,10 +247,10 @@ def _write_model(path: Path, model: Params, about: dict[str, str]) -> None:
         raise UsageError(f"cannot write {path}: {error.strerror}") from None
 
 
-def export(folder: Path, client: str, out: Path) -> None:
+def export(folder: Path, client: str, out: Path, trust: bool) -> None:
     console = make_console(to_stderr=False)
     _refuse_other_formats(out)
-    with open_simulation(folder, lambda line: tell(console, line)) as opened:
+    with doubting(folder, trust), open_simulation(folder, lambda line: tell(console, line)) as opened:
         model = opened.personal_model(_client_number(client, opened.state.scene.names))
         config, round = opened.state.scene.config, opened.state.round
     _write_model(out, model, {"method": config.method, "model": str(config.model), "client": str(client)})
@@ -258,13 +259,19 @@ def export(folder: Path, client: str, out: Path) -> None:
 
 
 def adapt(
-    folder: Path, client_data: Path | None, class_counts: str | None, epochs: int, out: Path, as_json: bool
+    folder: Path,
+    client_data: Path | None,
+    class_counts: str | None,
+    epochs: int,
+    out: Path,
+    trust: bool,
+    as_json: bool,
 ) -> None:
     console = make_console(to_stderr=as_json)
     _refuse_other_formats(out)
     if (client_data is None) == (class_counts is None):
         raise UsageError("give the new client's rows with --client-data FILE, or their numbers with --class-counts")
-    with open_simulation(folder, lambda line: tell(console, line)) as opened:
+    with doubting(folder, trust), open_simulation(folder, lambda line: tell(console, line)) as opened:
         if client_data is not None:
             found = from_rows(opened.state, client_data, epochs)
         else:
@@ -279,9 +286,10 @@ def adapt(
     tell(console, f"{out}: {len(found.model)} tensors")
 
 
-def report(folders: list[Path], out: Path, figures: Path | None) -> None:
+def report(folders: list[Path], out: Path, figures: Path | None, trust: bool) -> None:
     console = make_console(to_stderr=False)
-    tell(console, f"report: {report_room.write(folders, out, figures)}")
+    with doubting(folders[0], trust):
+        tell(console, f"report: {report_room.write(folders, out, figures)}")
     if figures is not None:
         tell(console, f"figures: {figures}")
 

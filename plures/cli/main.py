@@ -20,6 +20,7 @@ from plures.cli.options import (
     Quiet,
     RunFolder,
     Setting,
+    Trust,
     Workers,
     collect,
     with_run_options,
@@ -110,11 +111,12 @@ def resume(
         int | None, typer.Option("--rounds", help="play on until there are so many rounds in all", min=1)
     ] = None,
     workers: Workers = None,
+    trust: Trust = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Resume a run, or a comparison, exactly where it stopped."""
-    _commands().resume(folder, rounds, workers, as_json, quiet)
+    _commands().resume(folder, rounds, workers, trust, as_json, quiet)
 
 
 @app.command()
@@ -186,9 +188,10 @@ def export(
     folder: RunFolder,
     client: Annotated[str, typer.Option("--client", help="whose model: the client's number, or its name")],
     out: Annotated[Path, typer.Option("-o", "--out", help="the file to write")] = Path("model.safetensors"),
+    trust: Trust = False,
 ) -> None:
     """The personal model of a client as a safetensors file."""
-    _commands().export(folder, client, out)
+    _commands().export(folder, client, out, trust)
 
 
 @app.command()
@@ -202,10 +205,11 @@ def adapt(
     ] = None,
     epochs: Annotated[int, typer.Option("--epochs", help="passes over the new client's rows", min=0)] = 5,
     out: Annotated[Path, typer.Option("-o", "--out", help="the file to write")] = Path("model.safetensors"),
+    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """A personal model for a client that was not in training."""
-    _commands().adapt(folder, client_data, class_counts, epochs, out, as_json)
+    _commands().adapt(folder, client_data, class_counts, epochs, out, trust, as_json)
 
 
 @app.command("report")
@@ -215,9 +219,10 @@ def report_(
     figures: Annotated[
         Path | None, typer.Option("--figures", help="a folder for the figures as SVG, PDF and PNG", metavar="DIR")
     ] = None,
+    trust: Trust = False,
 ) -> None:
     """One self-contained page about one or more runs, or about a folder of runs."""
-    _commands().report(folders, out, figures)
+    _commands().report(folders, out, figures, trust)
 
 
 app.add_typer(federate.app)

@@ -20,6 +20,7 @@ Workers = Annotated[
 Out = Annotated[Path | None, typer.Option("--out", help="the run folder", show_default="runs/...")]
 Json = Annotated[bool, typer.Option("--json", help="standard output is exactly the summary as JSON")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="print results only")]
+Trust = Annotated[bool, typer.Option("--trust", help="run code that the folder names, such as a model of your own")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="check everything, run nothing")]
 Log = Annotated[
     list[str] | None, typer.Option("--log", help="tensorboard:DIR or mlflow:DIR: the numbers of every round as files")

@@ -1,5 +1,6 @@
 """Population: all clients and which rows each of them has; all rows are in two tables."""
 
+import hashlib
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -13,6 +14,14 @@ from plures.data.shard import Shard
 from plures.errors import UsageError
 
 Rows = Literal["train", "test", "validation", "pool"]
+
+
+def _fingerprint(arrays: Sequence[np.ndarray]) -> str:
+    total = hashlib.blake2b(digest_size=16)
+    for array in arrays:
+        total.update(f"{array.dtype} {array.shape}".encode())
+        total.update(np.ascontiguousarray(array).data)
+    return total.hexdigest()
 
 
 class Population(NamedTuple):
@@ -29,6 +38,13 @@ class Population(NamedTuple):
     pool: np.ndarray = np.zeros(0, np.int64)  # test rows from all clients, on which every personal model is tested
     last_batch: LastBatch = "keep"  # in training, what becomes of rows that fill no batch
     work: tuple[int, int] | None = None  # least and most epochs (or steps) of a round, if clients do different amounts
+
+    def fingerprints(self) -> dict[str, str]:
+        """What all rows are, and who has which: changed data must not be taken for the same."""
+        return {
+            "rows": _fingerprint([self.x.numpy(), self.y.numpy()]),
+            "split": _fingerprint([*self.train, *self.test]),
+        }
 
     def eligible(self) -> list[int]:
         """The clients that have training rows; the others never take part."""

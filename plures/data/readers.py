@@ -3,6 +3,7 @@
 import csv
 import math
 import os
+import zipfile
 from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
@@ -13,9 +14,11 @@ import numpy as np
 from plures.data import text
 from plures.data.dataset import Dataset, check, check_range
 from plures.errors import DataError, UsageError
+from plures.files import in_bytes
 
 Arrays = tuple[Any, ...] | dict[str, Any]  # (x, y), (x, y, client), or arrays by name
 
+MOST_UNPACKED = 200  # times the size of a file, from a gigabyte on
 LEAST_WINDOWS = 3  # rows that a client with text must have: some to train on, and one to test on
 KEYS = ("x", "y", "client", "is_test")  # arrays in an .npz file
 _WIDEST = 1_000_000  # larger labels and tokens are probably identifiers or hashes, and would need a model of that width
@@ -136,9 +139,28 @@ def _integers(name: str, key: str, column: np.ndarray, or_shape: tuple[int, ...]
     return column.astype(np.int64)
 
 
+def refuse_unreadable(path: Path, name: str) -> None:
+    """Raise for what is there and is no file of rows: a pipe would be waited for without end."""
+    if path.exists() and not path.is_file():
+        raise DataError(f"{name} is not a file: {path} is a folder, a pipe or a device.")
+
+
+def _refuse_bombs(name: str, archive: zipfile.ZipFile) -> None:
+    """Raise if the arrays would not fit into memory, before any of them is unpacked."""
+    n_bytes = sum(entry.file_size for entry in archive.infolist())
+    room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    packed = sum(entry.compress_size for entry in archive.infolist())
+    if n_bytes > room // 2 or (n_bytes > 1 << 30 and n_bytes > MOST_UNPACKED * packed):
+        raise DataError(
+            f"{name} has {in_bytes(packed)} and would take {in_bytes(n_bytes)} when it is unpacked; this machine has "
+            f"{in_bytes(room)}. Write it again with fewer or smaller numbers, or without compression."
+        )
+
+
 def read_arrays(file: Path | IO[bytes], name: str, keys: tuple[str, ...]) -> dict[str, np.ndarray]:
     """Those arrays of an .npz file whose names are in `keys`."""
     if isinstance(file, Path):
+        refuse_unreadable(file, name)
         try:
             with open(file, "rb") as opened:  # numpy would leave a broken file open
                 return read_arrays(opened, name, keys)
@@ -157,6 +179,8 @@ def read_arrays(file: Path | IO[bytes], name: str, keys: tuple[str, ...]) -> dic
         )
     arrays = {}
     with archive:
+        assert archive.zip is not None
+        _refuse_bombs(name, archive.zip)
         if keys == KEYS:
             _refuse_misspelled(name, list(archive))
         for key in keys:
@@ -246,6 +270,7 @@ def read_txt_files(name: str, files: list[Path]) -> Dataset:
     """Rows of characters, labelled with the next characters. Files with fewer than LEAST_WINDOWS rows are left out."""
     texts = []
     for file in files:
+        refuse_unreadable(file, str(file))
         try:
             texts.append(file.read_text("utf-8-sig"))
         except (OSError, UnicodeDecodeError) as error:
@@ -286,6 +311,7 @@ class _Table(NamedTuple):
 
 def csv_rows(path: Path) -> list[tuple[int, list[str]]]:
     """(number of the line, cells) for each line that is not empty."""
+    refuse_unreadable(path, str(path))
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file)

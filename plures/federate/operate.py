@@ -3,7 +3,6 @@
 This module needs Flower, from the extra `deploy`, and is imported by those commands alone.
 """
 
-import fcntl
 import json
 import os
 import re
@@ -26,7 +25,7 @@ from plures.federate.client import Client
 from plures.federate.credentials import Home
 from plures.federate.flower import Address, FlowerLink
 from plures.federate.server import FederatedClients, RoundLimits
-from plures.files import read_toml
+from plures.files import lock, lock_holder, note_after_crash, read_toml
 from plures.runs.callbacks import Callback, Say
 from plures.runs.config import Config
 from plures.runs.folders import new_folder
@@ -55,41 +54,6 @@ def stop_on_signals() -> Iterator[None]:
         say("stopped")
     finally:
         signal.signal(signal.SIGTERM, old)
-
-
-@contextmanager
-def lock(path: Path, what: str, note: str = "") -> Iterator[None]:
-    """Let only one process run at a time. The file holds its number, for `stop`, and a note that survives a crash."""
-    with open(path, "a+", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UsageError(f"{what} is running already ({path})") from None
-        file.truncate(0)
-        file.write(f"{os.getpid()} {note}\n")
-        file.flush()
-        yield
-        file.truncate(0)
-
-
-def note_after_crash(path: Path) -> str:
-    """The note of a process that was killed while it held the lock; else empty."""
-    words = path.read_text(encoding="utf-8").split() if path.exists() and lock_holder(path) is None else []
-    return words[1] if len(words) > 1 else ""
-
-
-def lock_holder(path: Path) -> int | None:
-    """The number of the process that holds a lock; None if there is none."""
-    try:
-        with open(path, "a+", encoding="utf-8") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return None
-            except OSError:
-                file.seek(0)
-                return int((file.read().split() or ["0"])[0]) or None
-    except FileNotFoundError:
-        return None
 
 
 # Certificates and keys

@@ -29,6 +29,7 @@ from plures.tree import Tree
 Objective = Callable[..., Tensor]
 
 TEST_BATCH = 64  # rows of a batch of a test, for one of the stacked clients
+MOST_PADDING = 4096  # rows of a batch that is padded to its whole width, however few rows there are
 NARROW, TOGETHER = 16, 16  # rows of a batch, and batches of a stack, where batches of many clients go together
 N_SHARD = len(Shard._fields)
 
@@ -79,7 +80,10 @@ def fit(
         n_steps = stack.length
         if unit == "epochs":
             n_steps = n_steps * batches_per_epoch(sizes, solver.batch, smallest, last_batch)
-        planned = _plan(stack, n_steps, solver.batch, smallest, solver.shuffle, last_batch)
+        width = solver.batch
+        if width > MOST_PADDING:  # wider than any rows: no wider than it need be
+            width = _width(width, int(sizes.max(initial=1)))
+        planned = _plan(stack, n_steps, width, smallest, solver.shuffle, last_batch)
         with torch.no_grad():
             training = _Training(objective, signature, solver, paces, planned)
             return planned.in_old_order(training.run(compiled=not is_single))

@@ -47,6 +47,8 @@ MODELS: "Registry[Callable[..., nn.Module]]" = Registry(
 def model_maker(name: str, shape: "Shape", n_classes: int, n_tokens: int = 0) -> "Callable[[], nn.Module]":
     """A function that makes the named model, or a user's own model, which is named as `module:Class`."""
     model_class = MODELS.find(name)
+    if not callable(model_class):
+        raise UsageError(f"model {name!r} is no class or function that makes a model, but {model_class!r:.60}")
     accepted = inspect.signature(model_class).parameters
     if n_tokens and name in MODELS and "n_tokens" not in accepted:
         text = [other for other, model in MODELS.items() if "n_tokens" in inspect.signature(model).parameters]

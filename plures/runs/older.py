@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from plures._version import __version__
 from plures.errors import UsageError
 
 # Options that came later -> what 0.1.0 did. At these values they are no part of a run's identity: it is that of 0.1.0.
@@ -56,6 +57,18 @@ def left_out(fields: dict[str, Any]) -> dict[str, Any]:
     since = settings_since(fields["method"])
     settings = {name: value for name, value in fields["settings"].items() if since.get(name, ...) != value}
     return kept | {"settings": settings}
+
+
+def refuse_newer(version: str) -> None:
+    """Raise if a folder was made by a version that is not out yet for this one."""
+    if _parts(version) > _parts(__version__):
+        raise UsageError(
+            f"this run was made by version {version}, and this is {__version__}; resume it with that version"
+        )
+
+
+def _parts(version: str) -> list[int]:
+    return [int(part) for part in version.split(".")[:3] if part.isdigit()]
 
 
 def refuse_changed(method: str, version: str) -> None:

@@ -116,19 +116,29 @@ def reweighted(hits: np.ndarray, n: np.ndarray, counts: np.ndarray) -> np.ndarra
     return np.divide((shares * hits).sum(1), weight, out=np.full(len(hits), np.nan), where=weight > 0)
 
 
-def pool_scores(pool: Pool) -> tuple[dict[str, float], dict[str, float]]:
+def _known(value: float) -> float | None:
+    """The number, or None where there is none: JSON has no word for it."""
+    return float(value) if np.isfinite(value) else None
+
+
+def _mean_of_known(values: np.ndarray) -> float | None:
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if len(known) else None
+
+
+def pool_scores(pool: Pool) -> tuple[dict[str, float | None], dict[str, float | None]]:
     """What the pool tells of the personal models, and of the one for all."""
-    personal = {
-        "reweighted": float(np.nanmean(reweighted(pool.personal, pool.n, pool.counts))),
-        "on_pool": float((pool.personal.sum(1) / pool.n.sum()).mean()),
+    personal: dict[str, float | None] = {
+        "reweighted": _mean_of_known(reweighted(pool.personal, pool.n, pool.counts)),
+        "on_pool": _known((pool.personal.sum(1) / pool.n.sum()).mean()),
     }
     if pool.generic is None:
         return personal, {}
     same = np.broadcast_to(pool.generic, pool.personal.shape)
     all_rows = reweighted(pool.generic[None], pool.n, pool.counts.sum(0)[None])  # classes as frequent as in training
     return personal, {
-        "reweighted": float(np.nanmean(reweighted(same, pool.n, pool.counts))),
-        "as_trained": float(all_rows[0]),
+        "reweighted": _mean_of_known(reweighted(same, pool.n, pool.counts)),
+        "as_trained": _known(all_rows[0]),
         "balanced": float(np.mean(pool.generic[pool.n > 0] / pool.n[pool.n > 0])),
     }
 

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,9 @@ import torch
 from plures import tree
 from plures.engine import Usage
 from plures.errors import RunFailed, UsageError
-from plures.files import write_text
+from plures.files import lock, write_text
 from plures.methods.messages import Message, Same
+from plures.registry import doubting
 from plures.runs import results
 from plures.runs.callbacks import Callback, Callbacks, Say, say_nothing
 from plures.runs.config import Config, config_toml
@@ -201,7 +202,8 @@ def _in_short(ids: list[int]) -> str:
 
 def simulate(scene: Scene, folder: Path | None, say: Say, callback: Callback, resume: bool = False) -> Result:
     """A whole run. With `resume` it starts from the newest checkpoint in the folder."""
-    with one_thread():
+    alone = nullcontext() if folder is None else lock(folder / "pid", f"the run in {folder}")
+    with one_thread(), alone:
         simulation = Simulation(scene, folder, say)
         if resume:
             try:
@@ -228,14 +230,36 @@ def resume(
     workers: int | None = None,
     objects: Objects = Objects(),  # noqa: B008
     rounds: int | None = None,
+    trust: bool = False,
 ) -> Result:
-    """Resume a run that stopped, from its newest whole checkpoint; with `rounds`, play on until there are so many."""
+    """Resume a run that stopped, from its newest whole checkpoint; with `rounds`, play on until there are so many.
+
+    Without `trust`, code that the folder names is not run, and a cluster that it names is not connected to.
+    """
+    with doubting(folder, trust):
+        return _resume(folder, say, callback, workers, objects, rounds, trust)
+
+
+def _resume(
+    folder: Path,
+    say: Say,
+    callback: Callback,
+    workers: int | None,
+    objects: Objects,
+    rounds: int | None,
+    trust: bool,
+) -> Result:
     if rounds is not None:
         extend(folder, rounds)
     if (folder / "summary.json").exists():
         say(f"the run in {folder} has ended; --rounds N plays on")
         return read_result(folder)
     scene = open_scene(folder, objects)
+    if scene.config.address and not trust:
+        raise UsageError(
+            f"{folder} names a Ray cluster that would be connected to: {scene.config.address!r}. "
+            "If you trust this folder, add --trust"
+        )
     if workers is not None:
         scene = scene._replace(config=scene.config.model_copy(update={"workers": workers}))
     return simulate(scene, folder, say, callback, resume=True)

@@ -7,6 +7,7 @@ run that stopped and was resumed ends as if it had not stopped.
 import resource
 import sys
 import time
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ import torch
 from plures import seeds, tree
 from plures._version import __version__
 from plures.engine import KernelCount, Usage
-from plures.errors import RunFailed, UsageError
+from plures.errors import DataError, RunFailed, UsageError
 from plures.methods.base import Federation
 from plures.methods.messages import Message, one_of, some_of
 from plures.runs import checkpoint, older, results
@@ -31,6 +32,8 @@ from plures.simulate.executor import Trained
 from plures.simulate.sampling import draw_cohort
 from plures.simulate.shapes import Shapes, shapes_of
 from plures.tree import Tree
+
+CHANGED = {"rows": "the rows of {data} have changed", "split": "split.json, or how {data} is dealt, has changed"}
 
 
 class Answers(NamedTuple):
@@ -191,12 +194,18 @@ class RunState:
 
     # State on disk
 
+    @cached_property
+    def fingerprints(self) -> dict[str, str]:
+        """Of the data, by which a checkpoint knows it again."""
+        return self.scene.population.fingerprints()
+
     def manifest(self, usage: Usage) -> dict[str, Any]:
         """What a checkpoint says of the run so far, besides its tensors."""
         return {
             "plures": __version__,
             "config": self.scene.config.identity(),
             "of_rounds": self.scene.config.rounds,
+            "data": self.fingerprints,
             "seconds": self.seconds,
             "refused": self.refused,
             "engine": self.usage.plus(usage),
@@ -218,7 +227,13 @@ class RunState:
             self.say(sentence)
         if found is None:
             return {}
+        older.refuse_newer(found.manifest["plures"])
         older.refuse_changed(self.scene.config.method, found.manifest["plures"])
+        for what, known in found.manifest.get("data", {}).items():
+            if known != self.fingerprints[what]:
+                raise DataError(
+                    f"{CHANGED[what].format(data=self.scene.config.data)} since the run in {self.folder} began"
+                )
         of_rounds = found.manifest.get("of_rounds", self.scene.config.rounds)  # it may have been given more since
         before = self.scene.config.model_copy(update={"rounds": of_rounds})
         if found.manifest["config"] != before.identity():
