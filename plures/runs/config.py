@@ -40,7 +40,7 @@ class Config(BaseModel):
     epochs: int = Field(1, ge=0, le=10**5, description="passes over a client's rows per round")
     steps: int | None = Field(None, ge=1, le=10**6, description="batches per client and round, instead of epochs")
     batch: int = Field(10, ge=1, le=10**9, description="rows in a batch")
-    lr: float = Field(0.05, ge=0, le=1e6, description="learning rate of clients")
+    lr: float = Field(0.05, ge=0, le=1e30, description="learning rate of clients")
     lr_decay: float = Field(1.0, gt=0, le=1, description="factor by which the learning rate shrinks in every round")
     lr_decay_every: int = Field(1, ge=1, description="rounds between two such steps, with --schedule step")
     schedule: Literal["constant", "exponential", "step", "cosine"] = Field(

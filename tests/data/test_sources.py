@@ -568,7 +568,7 @@ def test_npz_that_is_no_archive_is_named(tmp_path, content):
 
 def test_npz_that_is_a_folder_is_named(tmp_path):
     (tmp_path / "some.npz").mkdir()
-    with pytest.raises(DataError, match=r"some\.npz is not an \.npz file"):
+    with pytest.raises(DataError, match=r"some\.npz is not a file"):
         load(str(tmp_path / "some.npz"))
 
 
