@@ -140,8 +140,8 @@ def search_page() -> list[str]:
         "",
         "Personal accuracy, per cent, on validation rows (a fifth of each client's training rows) after "
         f"{ROUNDS} rounds with 20 clients, in the mean over digits, a tenth of Fashion-MNIST and two seeds. Test "
-        f"rows play no part. The best mean is the default; of means within {100 * TIE:g} points of it, the first in "
-        "the table. Where a setting couples clients, the strongest comes first.",
+        "rows play no part. The best mean that does not fail below is the default; of means within "
+        f"{100 * TIE:g} points of it, the first in the table. Where a setting couples clients, the strongest comes first.",
         "",
     ]
     for method, (splits, _) in SPACES.items():
@@ -235,7 +235,8 @@ def divergence_page() -> list[str]:
         lines.append(f"| `{method}` | " + " | ".join(in_cell(runs[method, name]) for name in GRID) + " |")
     lines += ["", f"Diverged: {', '.join(bad) or 'none'}." + (f" Not run: {n_missing}." if n_missing else "")]
     tried = [f"`{method}`: {in_cell(known.get(f'{method} on {NOT_ON}'))}" for method in NOT_DEFAULTS]
-    lines += ["", f"Not defaults, because of this on {NOT_ON}: {'; '.join(tried)}."]
+    words = f"Not defaults, because on {NOT_ON} their loss is not finite, rises or hardly falls"
+    lines += ["", f"{words}: {'; '.join(tried)}."]
     return [*lines, ""]
 
 
