@@ -141,7 +141,7 @@ def search_page() -> list[str]:
         "Personal accuracy, per cent, on validation rows (a fifth of each client's training rows) after "
         f"{ROUNDS} rounds with 20 clients, in the mean over digits, a tenth of Fashion-MNIST and two seeds. Test "
         "rows play no part. The best mean that does not fail below is the default; of means within "
-        f"{100 * TIE:g} points of it, the first in the table. Where a setting couples clients, the strongest comes first.",
+        f"{100 * TIE:g} points of it, the first in the table. Where a setting couples clients, the strongest is first.",
         "",
     ]
     for method, (splits, _) in SPACES.items():
