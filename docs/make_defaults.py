@@ -3,7 +3,6 @@
     python docs/make_defaults.py search [METHOD ...] [--data-dir DIR]    settings on validation rows
     python docs/make_defaults.py diverge [METHOD ...] [--data-dir DIR]   every method, by its defaults, on four models
     python docs/make_defaults.py last-batch [METHOD ...] [--data-dir DIR]  batches of even size against a short last one
-    python docs/make_defaults.py versions [METHOD ...]                   every method on digits, with this version
     python docs/make_defaults.py write                                   the page, and the lines on the methods' pages
 
 Each goes on where it stopped; records are in docs/results, one line for each run.
@@ -207,7 +206,8 @@ def in_cell(record: Known | None) -> str:
         return "-"
     if "failed" in record:
         return str(record["failed"])
-    losses = ", ".join(f"{record[when]:.2f}" for when in ("first", "middle", "last") if when in record)
+    shown = ("first", "middle", "last") if record["last"] > record["first"] else ("first", "last")
+    losses = ", ".join(f"{record[when]:.2f}" for when in shown)
     return f"{100 * record['personal']:.1f} ({losses})"
 
 
@@ -225,8 +225,9 @@ def divergence_page() -> list[str]:
         "",
         f"Personal accuracy, per cent, after {N_ROUNDS} rounds with no option but data, model and share (a tenth of "
         "Fashion-MNIST for the mlp, 3 % of Fashion-MNIST and CIFAR-10 for the others); one seed. In brackets the "
-        "training loss of the first, the fifth and the last round. A run diverges if a number is not finite, or if the "
-        "last of these losses is above both of the others. (SCAFFOLD's rises when its corrections begin, in round 2.)",
+        "training loss of the first and the last round, and between them, where it has risen, that of the fifth. A run "
+        "diverges if a number is not finite, or if the last of these losses is above the others. (SCAFFOLD's rises as "
+        "its corrections begin, in round 2.)",
         "",
         "| method | " + " | ".join(GRID) + " |",
         "|---" * (1 + len(GRID)) + "|",
@@ -305,19 +306,6 @@ VERSION_SPLITS = ("dirichlet:0.1", "labels:4")
 WITH_HEADS = [*METHODS, "fedrod:head=hyper"]
 
 
-def versions(methods: list[str]) -> None:
-    """With an older version on the path this records what it gives, for the column before."""
-    known = read("versions")
-    of_this = known.setdefault(plures.__version__, {})
-    for method in methods or WITH_HEADS:
-        for split in VERSION_SPLITS:
-            if f"{method} {split}" not in of_this:
-                found = plures.run(method, data="digits", partition=split, rounds=30, eval_every=0, pool_rows=0)
-                of_this[f"{method} {split}"] = found.summary["personal"]["mean"]
-                save("versions", known)
-                print(f"{plures.__version__} {method} {split}: {100 * of_this[f'{method} {split}']:.2f}", flush=True)
-
-
 def before_and_after(method: str) -> list[str]:
     """Of each split: the accuracy with each version, or a dash."""
     known = read("versions")
@@ -333,7 +321,7 @@ def versions_page() -> list[str]:
         "## Before and after",
         "",
         "```",
-        "python docs/make_defaults.py versions",
+        "python docs/measure_versions.py",
         "```",
         "",
         "Personal accuracy, per cent, with no option but `--data digits --rounds 30` and the split: version 0.1.0, and "
@@ -352,7 +340,7 @@ def versions_page() -> list[str]:
 # Methods that have another default than in 0.1.0, or do something else by default.
 CHANGED = (
     *["afml", "apfl", "apple", "fedamp", "fedfomo", "fedmeta", "fedpermeta", "fedprox", "fedrod", "heurpfedla"],
-    *["mtl", "perfedavg", "pfedhn", "pfedla", "pfedme", "plgu-ghn", "plgu-lf", "scaffold"],
+    *["mtl", "perfedavg", "pfedhn", "pfedla", "plgu-ghn", "plgu-lf"],
 )
 LINE = "With no option but `--data digits --rounds 30`"
 
@@ -388,13 +376,11 @@ def write() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["search", "diverge", "last-batch", "versions", "write"])
+    parser.add_argument("what", choices=["search", "diverge", "last-batch", "write"])
     parser.add_argument("methods", nargs="*", metavar="METHOD")
     parser.add_argument("--data-dir")
     given = parser.parse_args()
-    if given.what == "versions":
-        versions(given.methods)
-    elif given.what != "write":
+    if given.what != "write":
         {"search": search, "diverge": diverge, "last-batch": last_batch}[given.what](given.methods, given.data_dir)
     known = read("defaults")
     for method in SPACES:

@@ -26,7 +26,7 @@ _doubted: ContextVar[str] = ContextVar("doubted", default="")
 
 
 @contextmanager
-def doubting(folder: Path, trust: bool = False) -> Iterator[None]:
+def doubting(folder: Path | str, trust: bool = False) -> Iterator[None]:
     """While a folder is read that a stranger may have made: code that it names is imported only with trust."""
     token = _doubted.set("" if trust else str(folder))
     try:

@@ -288,7 +288,7 @@ def adapt(
 
 def report(folders: list[Path], out: Path, figures: Path | None, trust: bool) -> None:
     console = make_console(to_stderr=False)
-    with doubting(folders[0], trust):
+    with doubting(", ".join(map(str, folders)), trust):
         tell(console, f"report: {report_room.write(folders, out, figures)}")
     if figures is not None:
         tell(console, f"figures: {figures}")

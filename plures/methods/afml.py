@@ -31,7 +31,7 @@ from plures.learn import optimizers
 from plures.learn.optimizers import OptimizerState
 from plures.learn.task import cross_entropy, masked_mean
 from plures.methods.base import Method, fit_head, setting
-from plures.methods.ingredients.meta import meta_gradients, warm_up_setting, warmed_up
+from plures.methods.ingredients.meta import meta_gradients, server_step, warm_up_setting
 from plures.methods.messages import Same
 from plures.tree import Params
 
@@ -137,11 +137,9 @@ class Afml(Method):
         model, spread = self.server_gradients(server, mean["gradients"])
         gradients = {"model": model, "spread": spread, "latent": mean["latent_gradients"]}
         now = self.trained_parts(server.model, server.spread, server.latent)
-        if self.server_kind == "adam":
-            lr = warmed_up(self.server_lr, server.round, self.warm_up)
-            new, optimizer = optimizers.adam(now, gradients, server.optimizer, lr)
-        else:
-            new, optimizer = optimizers.sgd(now, gradients, server.optimizer, self.server_lr)
+        new, optimizer = server_step(
+            self.server_kind, now, gradients, server.optimizer, self.server_lr, server.round, self.warm_up
+        )
         statistics = {name: x - mean["gradients"][name] for name, x in server.model.items() if tree.is_statistic(name)}
         model = server.model | new["model"] | statistics
         return AfmlServer(model, new["spread"], new["latent"], optimizer, server.key, server.round + 1)

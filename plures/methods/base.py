@@ -237,7 +237,7 @@ class Method:
     @property
     def is_served_whole(self) -> bool:
         """Whether the personal model is made of the model for all and the client's rows, and nothing else."""
-        return self.personal_model_name.split(",")[0] == "global"
+        return self.personal_model_name == "global"
 
     def trim(self, task: Task, message: Tree) -> Tree:
         """The part of the message to one client that must travel; the client has no use for the rest."""

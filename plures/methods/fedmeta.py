@@ -21,7 +21,7 @@ from plures import tree
 from plures.learn import optimizers
 from plures.learn.optimizers import OptimizerState
 from plures.methods.base import Method, fine_tune, setting
-from plures.methods.ingredients.meta import meta_gradients, warm_up_setting, warmed_up
+from plures.methods.ingredients.meta import meta_gradients, server_step, warm_up_setting
 from plures.methods.messages import Same
 from plures.tree import Params
 
@@ -57,11 +57,7 @@ class FedMeta(Method):
         gradients = tree.mean(uploads["gradients"], torch.ones_like(sizes))
         now, along = tree.trainable(server.model), tree.trainable(gradients)
         lr = self.server_lr or float(self.solver.rate(server.round))
-        if self.server_kind == "adam":
-            lr = warmed_up(lr, server.round, self.warm_up)
-            moved, state = optimizers.adam(now, along, server.optimizer, lr)
-        else:
-            moved, state = optimizers.sgd(now, along, server.optimizer, lr)
+        moved, state = server_step(self.server_kind, now, along, server.optimizer, lr, server.round, self.warm_up)
         statistics = {name: x - gradients[name] for name, x in server.model.items() if tree.is_statistic(name)}
         return FedMetaServer(server.model | moved | statistics, state, server.round + 1)
 

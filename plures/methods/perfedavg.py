@@ -82,3 +82,7 @@ class PerFedAvg(Averaged):
     @property
     def personal_model_name(self):
         return "global, adapted"
+
+    @property
+    def is_served_whole(self):
+        return True

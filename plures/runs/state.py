@@ -205,7 +205,7 @@ class RunState:
             "plures": __version__,
             "config": self.scene.config.identity(),
             "of_rounds": self.scene.config.rounds,
-            "data": self.fingerprints,
+            "data": self.fingerprints if self.folder else {},  # where nothing is written, rows need not be read
             "seconds": self.seconds,
             "refused": self.refused,
             "engine": self.usage.plus(usage),

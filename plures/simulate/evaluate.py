@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from plures import tree
 from plures.data.population import Rows
 from plures.learn.task import Task
 from plures.methods.base import Method
-from plures.methods.messages import Same
+from plures.methods.messages import Message, Same
 from plures.simulate.executor import Executor
 from plures.simulate.stacking import run_group
 from plures.simulate.work import States, classes_function
@@ -88,9 +88,7 @@ class Evaluator(NamedTuple):
                 pool = self._on_pool(server, round, generic_model, new)
         seconds = time.perf_counter() - began
         never = tuple(i for i in self.scored if round and not bool(trained[i]))
-        return Evaluation(
-            self.scored, personal, generic, seconds, validation, pool, personal_flops, never, bool(is_mean)
-        )
+        return Evaluation(self.scored, personal, generic, seconds, validation, pool, personal_flops, never, is_mean)
 
     def served_as_new(self, round: int, trained: Tensor) -> set[int]:
         """Clients that have never taken part, where what they or the server keep of them makes their models.
@@ -117,30 +115,33 @@ class Evaluator(NamedTuple):
         for at in range(0, len(ids), self.executor.capacity):
             yield ids[at : at + self.executor.capacity]
 
+    def _parts(self, ids: list[int], new: set[int]) -> Iterator[tuple[list[int], bool]]:
+        """Blocks of clients, and whether they are new ones: these come last."""
+        for is_new in (False, True):
+            for block in self._blocks([i for i in ids if (i in new) == is_new]):
+                yield block, is_new
+
+    def _message(self, server: Tree, ids: list[int], is_new: bool) -> Message:
+        method, task = self.executor.work.method, self.executor.work.task
+        return Same(method.newcomer(task, server)) if is_new else method.serve(task, server, torch.tensor(ids))
+
     def _score(self, server: Tree, round: int, ids: list[int], rows: Rows, new: set[int]) -> dict[str, Tensor]:
         """Of personal models, in the order of ids; on the pool, class by class."""
-        old_ids, new_ids = [i for i in ids if i not in new], [i for i in ids if i in new]
-        found = [self._score_block(server, round, block, rows) for block in self._blocks(old_ids)]
-        found += [self._score_new(server, round, block, rows) for block in self._blocks(new_ids)]
-        order = [*old_ids, *new_ids]
-        at = torch.tensor([order.index(i) for i in ids], dtype=torch.int64) if new_ids else slice(None)
+        method, task, executor = self.executor.work.method, self.executor.work.task, self.executor
+        found, order = [], []
+        for block, is_new in self._parts(ids, new):
+            if self.refresh:  # trained on a copy: the result is scored and forgotten
+                executor.train(round, method.send(task, server, torch.tensor(block)), block)
+            states: States = "new" if is_new else "fresh" if self.refresh else "kept"
+            message = self._message(server, block, is_new)
+            if rows == "pool":
+                found.append({"hits": executor.score_classes(round, message, block, states)})
+            else:
+                found.append(executor.score(round, message, block, rows, states))
+            order += block
+        place = {client: k for k, client in enumerate(order)}
+        at = torch.tensor([place[i] for i in ids], dtype=torch.int64)
         return {name: x[at] for name, x in _join(found).items()}
-
-    def _score_block(self, server: Tree, round: int, ids: list[int], rows: Rows) -> dict[str, Tensor]:
-        method, task, executor = self.executor.work.method, self.executor.work.task, self.executor
-        if self.refresh:  # trained on a copy: the result is scored and forgotten
-            executor.train(round, method.send(task, server, torch.tensor(ids)), ids)
-        message, states = method.serve(task, server, torch.tensor(ids)), "fresh" if self.refresh else "kept"
-        if rows == "pool":
-            return {"hits": executor.score_classes(round, message, ids, cast(States, states))}
-        return executor.score(round, message, ids, rows, cast(States, states))
-
-    def _score_new(self, server: Tree, round: int, ids: list[int], rows: Rows) -> dict[str, Tensor]:
-        method, task, executor = self.executor.work.method, self.executor.work.task, self.executor
-        message = Same(method.newcomer(task, server))
-        if rows == "pool":
-            return {"hits": executor.score_classes(round, message, ids, "new")}
-        return executor.score(round, message, ids, rows, "new")
 
     def _on_pool(self, server: Tree, round: int, generic_model: Params | None, new: set[int]) -> Pool:
         """Hits on all clients' test rows together, of the first clients if there are very many."""
@@ -157,16 +158,10 @@ class Evaluator(NamedTuple):
 
     def _mean_of_personal(self, server: Tree, round: int, new: set[int]) -> Params:
         """The mean of all personal models, weighted by rows: for methods that have no model for all."""
-        method, task, population, *_ = self.executor.work
-        sizes, total = population.sizes(), None
-        parts: list[tuple[list[int], States]] = [
-            *((ids, "kept") for ids in self._blocks([i for i in self.eligible if i not in new])),
-            *((ids, "new") for ids in self._blocks([i for i in self.eligible if i in new])),
-        ]
-        for ids, states in parts:
-            newcomer = Same(method.newcomer(task, server)) if states == "new" else None
-            message = newcomer or method.serve(task, server, torch.tensor(ids))
-            part = self.executor.sum_of_personal(round, message, ids, states)
+        sizes, total = self.executor.work.population.sizes(), None
+        for ids, is_new in self._parts(self.eligible, new):
+            states: States = "new" if is_new else "kept"
+            part = self.executor.sum_of_personal(round, self._message(server, ids, is_new), ids, states)
             total = part if total is None else tree.add(total, part)
         return tree.scale(1 / int(sizes[self.eligible].sum()), total)
 

@@ -17,7 +17,9 @@ from torch import Tensor
 from plures import tree
 from plures.data.batches import Batch
 from plures.data.shard import Shard
+from plures.learn import optimizers
 from plures.learn.fit import measure, step_down
+from plures.learn.optimizers import OptimizerState
 from plures.methods.base import setting
 from plures.tree import Params
 
@@ -31,9 +33,13 @@ def warm_up_setting() -> int:
     return setting(5, "adam: rounds over which the learning rate of the server rises", least=0)
 
 
-def warmed_up(lr: float, round: Tensor, warm_up: int) -> float:
-    """The learning rate of the server in a round: it rises linearly over the first ones."""
-    return lr * min(1.0, (int(round) + 1) / max(warm_up, 1))
+def server_step(
+    kind: str, now: tree.Tree, gradients: tree.Tree, state: OptimizerState, lr: float, round: Tensor, warm_up: int
+) -> tuple[tree.Tree, OptimizerState]:
+    """One step of the server's optimizer; with Adam, its learning rate rises linearly over the first rounds."""
+    if kind == "sgd":
+        return optimizers.sgd(now, gradients, state, lr)
+    return optimizers.adam(now, gradients, state, lr * min(1.0, (int(round) + 1) / max(warm_up, 1)))
 
 
 class MetaGradients(NamedTuple):
