@@ -211,13 +211,18 @@ def _reason(error: httpx.HTTPStatusError) -> str:
 # Messages of the server
 
 
-def server_app(address: Address, main: Callable[["FlowerLink"], None], names: Callable[[Grid], Names]) -> ServerApp:
+Seal = Callable[[str, bytes], bytes]  # (name of the client, message) -> message with a signature, or without it
+
+
+def server_app(
+    address: Address, main: Callable[["FlowerLink"], None], names: Callable[[Grid], Names], seal: Seal
+) -> ServerApp:
     """The ServerApp for all methods: it calls `main` with a link to the clients."""
     app = ServerApp()
 
     @app.main()
     def _main(grid: Grid, context: Context) -> None:
-        main(FlowerLink(address, grid, names))
+        main(FlowerLink(address, grid, names, seal))
 
     return app
 
@@ -225,8 +230,8 @@ def server_app(address: Address, main: Callable[["FlowerLink"], None], names: Ca
 class FlowerLink:
     """A link to the clients over Flower's grid, as `server.Link` describes."""
 
-    def __init__(self, address: Address, grid: Grid, names: Callable[[Grid], Names]) -> None:
-        self._address, self._grid, self._names = address, grid, names
+    def __init__(self, address: Address, grid: Grid, names: Callable[[Grid], Names], seal: Seal) -> None:
+        self._address, self._grid, self._names, self._seal = address, grid, names, seal
         self._nodes: dict[str, int] = {}
 
     def clients(self) -> list[str]:
@@ -241,7 +246,7 @@ class FlowerLink:
         if client not in self._nodes:
             return f"{client} is not connected"  # in place of a number: it counts as lost and is sent again
         with explain_errors(self._address):
-            return push(self._grid, self._nodes[client], message)
+            return push(self._grid, self._nodes[client], self._seal(client, message))
 
     def pull(self, numbers: list[str]) -> list[tuple[str, bytes | None]]:
         lost = [number for number in numbers if " " in number]
@@ -305,13 +310,13 @@ def run_server_app(address: Address, secret: bytes, app: ServerApp) -> None:
 # Messages of a client
 
 
-def client_app(client: Client) -> ClientApp:
-    """The ClientApp for all methods: it answers every message."""
+def client_app(client: Client, unseal: Callable[[bytes], bytes]) -> ClientApp:
+    """The ClientApp for all methods: it answers every message that `unseal` does not refuse."""
     app = ClientApp()
 
     @app.query()
     def _query(message: Message, context: Context) -> Message:
-        return Message(to_records(client.answer(from_records(message.content))), reply_to=message)
+        return Message(to_records(client.answer(from_records(message.content), unseal)), reply_to=message)
 
     return app
 

@@ -24,6 +24,7 @@ from plures.federate import credentials, flower, server, wire
 from plures.federate.client import Client
 from plures.federate.credentials import Home
 from plures.federate.flower import Address, FlowerLink
+from plures.federate.policy import FILE, read_policy
 from plures.federate.server import FederatedClients, RoundLimits
 from plures.files import lock, lock_holder, note_after_crash, read_toml
 from plures.runs.callbacks import Callback, Say
@@ -148,13 +149,18 @@ def run_client(
     place.mkdir(exist_ok=True)
     os.chmod(place, 0o700)
     tell = flower.say_and_log(place / "log.txt", say)
-    client = Client(name, data, place, tell, models, methods)
+    policy = read_policy(kit.folder)
+    client = Client(name, data, place, tell, models, methods, policy)
     tell(f"{name}: {len(client.data.y)} rows in {data}; they and our own state stay here, in {place}")
+    tell(f"rules of {kit.folder / FILE}: {policy.changes() or 'the defaults'}")
     _check_server(kit.server, tell)
     secret_file, log = place / "secret", place / "supernode.log"
     secret_file.touch(0o600)
     secret_file.write_bytes(secrets.token_bytes(32))
-    app = flower.client_app(client)
+    keys = credentials.operator_keys(kit.folder, policy.operators)
+    if not keys:
+        tell("requests are not signed: whoever the server lets in may ask (operators in policy.toml)")
+    app = flower.client_app(client, lambda sealed: credentials.unseal(keys, name, sealed))
     connected, until = place / "connected", time.monotonic() + FORGET_SECONDS
     with stop_on_signals(), lock(place / "pid", name):
         while True:
@@ -221,7 +227,7 @@ ProgressOf = Callable[[str, Path], tuple[Callback, Say]]  # (name of the method,
 def refuse_options_of_simulation(given: dict[str, Any]) -> None:
     """Refuse options about data and computation, which are up to the clients in a federation."""
     for key in given:
-        if key in server.SIMULATION_ONLY:
+        if key in wire.SIMULATION_ONLY:
             raise UsageError(f"--{key.replace('_', '-')} is for simulations; in a federation the data is with clients")
 
 
@@ -276,9 +282,14 @@ def _run_with_link(home: Path, main: Callable[[FlowerLink, int], None], killed_r
             operator.stop_run(int(killed_run))
         number = operator.start_run()
         names = _ask_names if here.insecure else _registered_names
-        flower.run_server_app(
-            here.address, here.secret, flower.server_app(here.address, lambda link: main(link, number), names)
+        key = here.operator_key
+        app = flower.server_app(
+            here.address,
+            lambda link: main(link, number),
+            names,
+            lambda client, message: credentials.seal(key, client, message),
         )
+        flower.run_server_app(here.address, here.secret, app)
     finally:
         operator.close()
 

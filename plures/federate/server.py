@@ -30,7 +30,7 @@ from plures.methods.messages import one_of
 from plures.methods.spec import all_settings
 from plures.runs import results
 from plures.runs.callbacks import Callback, Say
-from plures.runs.config import HOW_IT_IS_RUN, SCORING, Config, config_toml
+from plures.runs.config import Config, config_toml
 from plures.runs.folders import read_config
 from plures.runs.loop import Result, play_run
 from plures.runs.scene import Scene, announce, as_configured, default_model, method_of, task_of, with_own_options
@@ -101,7 +101,8 @@ def collect_hellos(
     link: Link, names: list[str], config: Config, limits: RoundLimits, say: Say
 ) -> dict[str, wire.Hello]:
     """Ask each client to describe its data."""
-    request = wire.pack(wire.HelloRequest(seed=config.seed, test_share=config.test_share), {})
+    values = _values_to_send(with_own_options(config))
+    request = wire.pack(wire.HelloRequest(seed=config.seed, test_share=config.test_share, config=values), {})
     found: dict[str, wire.Hello] = {}
 
     def accept(client: str, answer: bytes) -> None:
@@ -163,12 +164,8 @@ def new_experiment(found: dict[str, wire.Hello]) -> About:
     return About(secrets.token_hex(8), clients)
 
 
-SIMULATION_ONLY = (  # options that a federation does not have
-    *["data", "data_dir", "partition", "split", "share", "new_clients", "attack", "attackers"],
-    *["executor", "workers", "address", "validation", "unchosen", "pool_rows", "pool_every", "personal_epochs"],
-    *["engine", "precision"],
-)
-NEVER_SENT = {*HOW_IT_IS_RUN, *SCORING, *SIMULATION_ONLY, "clients"}  # fields of a config that are not sent to clients
+def _values_to_send(config: Config) -> dict[str, Any]:
+    return config.model_dump(exclude=wire.NEVER_SENT, exclude_none=True)
 
 
 def make_scene(config: Config, about: About) -> Scene:
@@ -204,7 +201,10 @@ def _read_answer(kind: Any, answer: bytes, most: int) -> tuple[Any, dict[str, Te
     """The fields of an answer of this kind, and its tensors. An error of the client is refused."""
     fields, tensors = wire.unpack(answer, most)
     if fields.get("kind") == "error":
-        raise Refused(f"it had an error ({wire.check_fields(wire.ErrorReply, fields).error}); its own log says more")
+        reply = wire.check_fields(wire.ErrorReply, fields)
+        if reply.code:
+            raise Refused(f"it refuses the request by its own rules ({reply.code}); its own log says more")
+        raise Refused(f"it had an error ({reply.error}); its own log says more")
     return wire.check_fields(kind, fields), tensors
 
 
@@ -234,15 +234,13 @@ class FederatedClients:
         self.about, self.link, self.limits = about, link, limits
         self.shapes = self.state.shapes
         self.how_to_resume = f"resume it with: plures federate start --resume {folder}"
-        values = scene.config.model_dump(exclude=NEVER_SENT, exclude_none=True)
         self.experiment = wire.Experiment(
             id=about.id,
-            config=values,
+            config=_values_to_send(scene.config),
             n_clients=len(about.clients),
             n_classes=about.n_classes,
             n_tokens=about.n_tokens,
         )
-        self.earlier = self.versions()  # versions in the checkpoint before the last one
         self.refusals: list[dict[str, Any]] = []
         self.silent: list[dict[str, Any]] = []
         self.wire_bytes = {"down": 0, "up": 0}
@@ -261,7 +259,6 @@ class FederatedClients:
     def load(self) -> None:
         """Load the newest complete checkpoint."""
         found = self.state.load()
-        self.earlier = self.versions()
         if found:
             self.wire_bytes, self.refusals, self.silent = found["wire"], found["refusals"], found["silent"]
 
@@ -274,7 +271,7 @@ class FederatedClients:
     def play(self, score: bool) -> Answers:
         began = time.perf_counter()
         state = self.state
-        ids, before = state.cohort(), self.versions()
+        ids = state.cohort()
         message, n_flops = state.send(ids)
         answers = self._exchange({i: one_of(message, k) for k, i in enumerate(ids)}, score, is_last=False)
         found = {i: answers[i] for i in ids if i in answers}
@@ -292,7 +289,6 @@ class FederatedClients:
         )
         names = {self.about.clients[i].name for i in ids}
         refused = sum(one["round"] == state.round + 1 and one["client"] in names for one in self.refusals)
-        self.earlier = before
         scores = self._evaluation(answers, began) if score else None
         return Answers(ids, message, list(found), trained, refused, began, scores)
 
@@ -374,7 +370,6 @@ class FederatedClients:
             client=i,
             round=self.state.round,
             version=version,
-            keep=min(version, self.earlier[i]),
             missed=self._missed_rounds(i, version),
             train=train,
             score=score and i in self.state.scored,
@@ -405,8 +400,8 @@ class FederatedClients:
         if asked.train == (fields.loss is None):
             raise Refused("its loss is missing, or there is one and it was not asked to train")
         for scores, wanted in ((fields.personal, asked.score), (fields.generic, asked.score and self.shapes.generic)):
-            if (scores is not None) != bool(wanted):
-                raise Refused("its scores are missing, or were not asked for")
+            if scores is not None and not wanted:
+                raise Refused("its scores were not asked for")
             if scores is not None and not (scores.n == one.n_test and 0 <= scores.hits <= scores.n):
                 raise Refused("its scores are not those of its test rows")
         upload = wire.take_part("upload", tensors, form)
@@ -415,11 +410,13 @@ class FederatedClients:
         return Answer(fields, upload)
 
     def _evaluation(self, answers: dict[int, Answer], began: float) -> Evaluation:
+        # A client may keep its scores for itself.
         found = {i: one.fields for i, one in answers.items() if one.fields.personal is not None}
 
         def sums(part: str) -> dict[str, list[float]]:
             each = [getattr(fields, part) for fields in found.values()]
-            return {name: [float(getattr(one, name)) for one in each] for name in ("hits", "loss", "n")}
+            losses = [math.nan if one.loss is None else one.loss for one in each]
+            return {"hits": [one.hits for one in each], "loss": losses, "n": [float(one.n) for one in each]}
 
         generic = sums("generic") if tree.leaves(self.shapes.generic) else None
         versions = self.versions()

@@ -9,6 +9,7 @@ import torch
 from plures.data import sources
 from plures.federate import server
 from plures.federate.client import Client
+from plures.federate.policy import Policy
 from plures.federate.server import FederatedClients, RoundLimits
 from plures.runs import checkpoint
 from plures.runs.callbacks import Callback
@@ -20,6 +21,20 @@ from plures.runs.simulation import start
 SIZES = {"hospital-a": 24, "hospital-b": 33, "hospital-c": 15, "hospital-d": 41}
 PATIENT = RoundLimits()
 OPTIONS = {"rounds": 3, "lr": 0.1, "batch": 5, "seed": 3}
+# Clients with few rows that tell all that a simulation knows, so that both can be compared.
+OPEN = Policy(
+    limits={},
+    least_batch=1,
+    least_rows=1,
+    least_steps=1,
+    least_test_rows=1,
+    score_step=1,
+    score_floor=False,
+    test_loss=True,
+    loss_step=0.0,
+    starts_per_hour=10**6,
+    requests_per_minute=10**6,
+)
 
 
 def write_data(folder: Path, sizes: dict[str, int] = SIZES) -> Path:
@@ -61,8 +76,12 @@ class Here:
         return [(number, self.answers.pop(number)) for number in numbers if number in self.answers]
 
 
-def nodes_of(data: Path, folder: Path) -> dict[str, Client]:
-    return {path.stem: Client(path.stem, path, folder / path.stem, quiet) for path in sorted(data.glob("*.npz"))}
+def client_of(path: Path, folder: Path, policy: Policy = OPEN, say=quiet) -> Client:
+    return Client(path.stem, path, folder / path.stem, say, policy=policy)
+
+
+def nodes_of(data: Path, folder: Path, policy: Policy = OPEN) -> dict[str, Client]:
+    return {path.stem: client_of(path, folder, policy) for path in sorted(data.glob("*.npz"))}
 
 
 def federated(

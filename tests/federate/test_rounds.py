@@ -16,7 +16,6 @@ from plures.cli.view import ProgressReport
 from plures.errors import DataError, RunFailed, UsageError
 from plures.federate import client as client_half
 from plures.federate import server, wire
-from plures.federate.client import Client
 from plures.federate.server import RoundLimits
 from plures.federate.wire import Refused
 from plures.methods import METHODS
@@ -31,6 +30,7 @@ from plures.simulate.shapes import shapes_of
 from tests.federate.federation import (
     Here,
     assert_same_state,
+    client_of,
     federated,
     nodes_of,
     quiet,
@@ -287,7 +287,7 @@ def test_a_method_from_outside_is_not_imported_unless_the_client_allows_it(link,
     said = []
     for client in link.nodes.values():
         client.say = said.append
-    with pytest.raises(RunFailed, match="0 of 4 clients"):
+    with pytest.raises(RunFailed, match="no client can take part"):
         server.play(federated("own_for_a_test:FedHalf", link, tmp_path / "refused", terms=SHORT), Callback())
     assert any("allow it with --method own_for_a_test:FedHalf" in line for line in said)
     for client in link.nodes.values():
@@ -304,7 +304,7 @@ def test_methods_that_need_public_rows_are_refused(link, tmp_path):
 
 def test_clients_with_unlike_rows_are_refused(link, tmp_path):
     np.savez(tmp_path / "odd.npz", x=np.zeros((9, 5), np.float32), y=np.arange(9) % 3)
-    link.nodes["odd"] = Client("odd", tmp_path / "odd.npz", tmp_path / "nodes" / "odd", quiet)
+    link.nodes["odd"] = client_of(tmp_path / "odd.npz", tmp_path / "nodes")
     with pytest.raises(DataError, match=r"odd has rows of shape \(5,\)"):
         federated("fedavg", link, tmp_path / "run")
 
@@ -412,7 +412,7 @@ def test_every_client_ends_with_its_own_model_on_its_own_disk(link, data, tmp_pa
 def test_a_new_client_makes_its_own_model_as_it_would_from_a_simulation(link, data, tmp_path):
     server.play(federated("fedrep", link, tmp_path / "run"), Callback())
     extra = write_data(tmp_path / "extra", {"late": 30})
-    link.nodes["late"] = Client("late", extra / "late.npz", tmp_path / "nodes" / "late", quiet)
+    link.nodes["late"] = client_of(extra / "late.npz", tmp_path / "nodes")
     again = resumed(tmp_path / "run", link)
     found = server.adapt(again, "late", epochs=2)
     again.close()
