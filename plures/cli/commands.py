@@ -14,7 +14,7 @@ from plures.cli import view
 from plures.cli.listing import about_method
 from plures.cli.options import n_cores, whole_numbers
 from plures.errors import UsageError, unknown
-from plures.federate.server import RoundLimits
+from plures.federate.server import Caps, RoundLimits
 from plures.registry import doubting
 from plures.runs import simulation, timing
 from plures.runs.adapt import from_counts, from_rows
@@ -300,7 +300,8 @@ def start_federated(
     home: Path,
     resume: Path | None,
     wait: float,
-    terms: tuple[float, float, float],
+    limits: RoundLimits,
+    caps: Caps,
     out: Path | None,
     as_json: bool,
     quiet: bool,
@@ -317,5 +318,5 @@ def start_federated(
             tell(console, line)
 
     config = make_config(values) if values is not None else None
-    result = operate.start(config, home, resume, wait, RoundLimits(*terms), out, say, progress_of)
+    result = operate.start(config, home, resume, wait, limits, caps, out, say, progress_of)
     print_result(result, console, as_json)

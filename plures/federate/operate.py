@@ -25,7 +25,7 @@ from plures.federate.client import Client
 from plures.federate.credentials import Home
 from plures.federate.flower import Address, FlowerLink
 from plures.federate.policy import FILE, read_policy
-from plures.federate.server import FederatedClients, RoundLimits
+from plures.federate.server import Caps, FederatedClients, RoundLimits
 from plures.files import lock, lock_holder, note_after_crash, read_toml
 from plures.runs.callbacks import Callback, Say
 from plures.runs.config import Config
@@ -237,6 +237,7 @@ def start(
     resume: Path | None,
     wait: float,
     limits: RoundLimits,
+    caps: Caps,
     out: Path | None,
     say: Say,
     progress_of: ProgressOf,
@@ -249,7 +250,7 @@ def start(
     def main(link: FlowerLink, number: int) -> None:
         if config is not None:
             names = _wait_for_clients(link, credentials.open_home(home).clients(), config.clients, wait, say)
-            about = server.new_experiment(server.collect_hellos(link, names, config, limits, say))
+            about = server.new_experiment(server.collect_hellos(link, names, config, limits, say, caps))
             server.make_scene(config, about)
             folder = new_folder(config.model_copy(update={"data": "federation"}), out)
             scene = server.write_start(config, about, folder)
@@ -260,7 +261,7 @@ def start(
         callback, tell = progress_of(scene.config.method, folder / "log.txt")
         with lock(folder / "pid", "the run", str(number)):
             _list_run(home, folder)
-            clients = FederatedClients(scene, about, folder, tell, link, limits)
+            clients = FederatedClients(scene, about, folder, tell, link, limits, caps)
             if resume is not None:
                 clients.load()
             for line in wire.manifest_lines(clients.shapes):

@@ -21,6 +21,7 @@ from plures.simulate.shapes import Shapes
 from plures.tree import Tree
 
 HEADER_BYTES = 1 << 16  # allowed in a message besides its tensors
+TOO_LARGE = b"too large"  # stands for an answer that was not read to its end
 TENSOR_BYTES = 512  # allowed for the name, the shape and the position of each tensor
 
 
@@ -182,8 +183,9 @@ def pack(fields: _Fields, parts: dict[str, Tree]) -> bytes:
 
 def unpack(data: bytes, most: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The fields of a message, not yet validated, and its tensors by name."""
-    if len(data) > most:
-        raise Refused(f"it has {in_bytes(len(data))}, but at most {in_bytes(most)} were expected")
+    if len(data) > most or data == TOO_LARGE:
+        size = "too many bytes to be read" if data == TOO_LARGE else in_bytes(len(data))
+        raise Refused(f"it has {size}, but at most {in_bytes(most)} were expected")
     try:
         length = int.from_bytes(data[:8], "little")
         header = json.loads(data[8 : 8 + length])["__metadata__"]
