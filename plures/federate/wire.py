@@ -81,6 +81,7 @@ class Hello(_Fields):
     label_axes: int = Field(ge=1, le=2)
     n_classes: int = Field(ge=1, le=10**6)
     n_tokens: int = Field(ge=0, le=10**6)
+    version: str = Field(default="", pattern=r"^[0-9A-Za-z.+-]{0,30}$")  # of Plures at the client
 
 
 class Experiment(_Fields):
