@@ -152,9 +152,10 @@ class Client:
         population = member.work.population
         if asked.round > member.rounds or asked.version > asked.round:
             raise Refused(f"round {asked.round} from version {asked.version} is none of {member.rounds}", "rounds")
+        models = _hash_of(tensors)
         parts = self._read_parts(member, asked, tensors)
         if asked.score:
-            self.ledger.count_scoring(asked.experiment.id, asked.round)
+            self.ledger.count_scoring(asked.experiment.id, asked.round, models)
         state, had = self._read_state(member, asked.version)
         if asked.missed:
             self.say(f"the server completed {_rounds(asked.missed)} without us; our state is that of {_after(asked)}")
@@ -305,7 +306,7 @@ class Client:
                 f"an adaptation of {asked.epochs} epochs; adapt_epochs = {self.policy.adapt_epochs}", "setting"
             )
         member = self._membership(asked.experiment, newcomer)
-        self.ledger.count_scoring(asked.experiment.id, "adapt")
+        self.ledger.count_scoring(asked.experiment.id, "adapt", _hash_of(tensors))
         population = member.work.population
         received = wire.take_part("newcomer", tensors, member.shapes.newcomer)
         wire.refuse_others(tensors)
@@ -332,6 +333,13 @@ class Client:
         labels = self.data.y[rows]
         most_frequent = np.bincount(labels.ravel()).max(initial=0) * len(rows) / max(1, labels.size)
         return self.policy.hits_to_tell(hits, len(rows), float(most_frequent))
+
+
+def _hash_of(tensors: dict[str, torch.Tensor]) -> str:
+    total = hashlib.blake2b(digest_size=8)
+    for name, x in sorted(tensors.items()):
+        total.update(name.encode() + x.contiguous().numpy().tobytes())
+    return total.hexdigest()
 
 
 def _in_words(fields: dict[str, Any]) -> str:

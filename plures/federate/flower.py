@@ -65,12 +65,12 @@ from flwr.supercore.interceptors import (
 )
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
-from flwr.superlink.grid import HttpGrid, http_grid
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
 from plures.errors import RunFailed, UsageError
 from plures.federate import wire
 from plures.federate.client import Client
+from plures.federate.pace import Pace
 from plures.runs.callbacks import Say
 
 logging.getLogger("flwr").setLevel(logging.ERROR)
@@ -102,9 +102,8 @@ class _Allowance:
 
 
 allowance = _Allowance()
-http_grid.pull_objects = allowance.pull
 TOO_LARGE = "the answer has more bytes than were expected"
-LEAST_DELAY, MOST_DELAY = 0.1, 0.5  # seconds between requests for a message
+LEAST_DELAY, MOST_DELAY = 0.1, 0.5  # seconds between requests for a message; see `pace`
 SMALL = 1 << 20  # largest size in bytes of a message that is not cut into pieces
 Names = dict[int, str]  # number of a node -> name of the client
 RECONNECT_SECONDS = 20.0  # that a run waits for a server that is not there
@@ -317,7 +316,7 @@ Found = TypeVar("Found")
 
 
 def _patiently(ask: Callable[[], Found]) -> Found:
-    """Ask again for some time if the server is not there: it may be starting again, with a new certificate."""
+    """Ask again for some time if the server is not there: it may be starting again."""
     until = time.monotonic() + RECONNECT_SECONDS
     while True:
         try:
@@ -360,6 +359,9 @@ def run_server_app(address: Address, secret: bytes, app: ServerApp) -> None:
             )
         time.sleep(LEAST_DELAY)
     runtime.close()
+    from flwr.superlink.grid import HttpGrid, http_grid  # here: 33 MB that clients do not need
+
+    http_grid.pull_objects = allowance.pull
     grid = HttpGrid(str(address), address.ca is None, address.certificate, token=token)
     # Flower would retry for ever if the server is gone, and would end this process by a signal if the run is unknown.
     grid._retry_invoker = None
@@ -401,15 +403,15 @@ def run_client_app(runtime_port: int, secret: bytes, app: ClientApp, is_alive: C
     address = Address("127.0.0.1", runtime_port, None)
     runtime = _runtime(address, [SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=_PROTECTED)])
     arrived: SimpleQueue[_Task] = SimpleQueue()
-    last = time.monotonic()
+    pace = Pace()
     while is_alive():
         try:
             if (token := _acquire_token(runtime, TaskType.CLIENT_APP)) is not None:
                 # The rest of a message may take long, or never arrive if its sender died: others can overtake it.
                 threading.Thread(target=_fetch, args=(address, token, arrived), daemon=True).start()
-            task = arrived.get(timeout=_poll_delay(last))
+            task = arrived.get(timeout=pace.delay(LEAST_DELAY, MOST_DELAY))
+            pace.note_message()
             task.answer(app)
-            last = time.monotonic()
         except Empty:
             continue
         except httpx.HTTPError:
@@ -462,11 +464,6 @@ def _acquire_token(runtime: RuntimeHttpClient, kind: str) -> str | None:
     """The token of a waiting task; None if there is none."""
     found = runtime.AcquireTask(AcquireTaskRequest(supported_task_types=[kind]))
     return str(found.token) if found.HasField("task") and found.token else None
-
-
-def _poll_delay(last: float) -> float:
-    """Seconds until the next request for a message: the longer there was none, the longer the delay."""
-    return min(MOST_DELAY, max(LEAST_DELAY, (time.monotonic() - last) / 20))
 
 
 def _heartbeat(client: RuntimeHttpClient) -> HeartbeatSender:

@@ -71,15 +71,20 @@ class Ledger:
             found = _read(path)
             write_text(path, json.dumps(found | {"trained": found.get("trained", 0) + 1}))
 
-    def count_scoring(self, experiment: str, round: int | str) -> None:
-        """Refuse to score a round once more, if it was scored too often."""
+    def count_scoring(self, experiment: str, round: int | str, models: str) -> None:
+        """Refuse to score other models of a round, if it was scored too often. The same models count once.
+
+        models: a hash of what is scored.
+        """
         path = self.place(experiment) / ABOUT
         about = _read(path)
-        scorings = about.setdefault("scorings", {})
+        scored = about.setdefault("scorings", {}).setdefault(str(round), [])
+        if models in scored:
+            return
         most = self.policy.scorings_per_round
-        if scorings.get(str(round), 0) >= most:
-            raise Refused(f"models of round {round} were scored {most} times already (scorings_per_round)", "scorings")
-        scorings[str(round)] = scorings.get(str(round), 0) + 1
+        if len(scored) >= most:
+            raise Refused(f"{most} models of round {round} were scored already (scorings_per_round)", "scorings")
+        scored.append(models)
         write_text(path, json.dumps(about))
 
     # Experiments

@@ -90,23 +90,22 @@ def run_server(home: Path) -> None:
             command += [f"--ssl-{option}", str(home / file)]
         command += ["--enable-supernode-auth"]
     log = place / "superlink.log"
-    with stop_on_signals(), lock(place / "pid", "the server"):
-        while True:
-            with flower.child_process("flower-superlink", command, place / "flwr", log) as process:
-                wait_until(lambda: here.address.is_listening() or process.poll() is not None, 60)
-                _watch_server(here, process)
-                if process.poll() is not None:
-                    raise RunFailed(f"the server ended: {_last_error(log)}")
-            say("the server has a new certificate and starts again; clients connect again by themselves")
+    with (
+        stop_on_signals(),
+        lock(place / "pid", "the server"),
+        flower.child_process("flower-superlink", command, place / "flwr", log) as process,
+    ):
+        wait_until(lambda: here.address.is_listening() or process.poll() is not None, 60)
+        _watch_server(here, process)
+        raise RunFailed(f"the server ended: {_last_error(log)}")
 
 
 def _watch_server(here: Home, process: Any) -> None:
-    """Let clients in and out as their keys come and go, until the server ends, or has another certificate."""
-    certificate = _modified(here.folder / "server.crt")
+    """Let clients in and out as their keys come and go, until the server ends."""
     operator = flower.Operator(here.address)
     seen: dict[Path, float] | None = None
     try:
-        while process.poll() is None and _modified(here.folder / "server.crt") == certificate:
+        while process.poll() is None:
             files = here.key_files()
             if files != seen:
                 seen = files
@@ -117,10 +116,6 @@ def _watch_server(here: Home, process: Any) -> None:
             time.sleep(1)
     finally:
         operator.close()
-
-
-def _modified(path: Path) -> float:
-    return path.stat().st_mtime if path.exists() else 0.0
 
 
 def _synchronize(here: Home, operator: Any) -> None:

@@ -42,7 +42,7 @@ from plures.simulate.executor import Trained
 from plures.simulate.workers import one_thread
 from plures.tree import Tree
 
-POLL_SECONDS = 0.25
+POLL_SECONDS, MOST_POLL_SECONDS = 0.25, 2.0  # between requests for answers: the longer a round takes, the rarer
 HELLO_SECONDS = 60.0  # shortest deadline for clients to describe their data
 LOST_SECONDS = 2.0  # delay before a lost message is sent again
 ABOUT = "federation.json"  # file in the run folder: which clients take part, in the order of their numbers
@@ -129,7 +129,7 @@ def gather(
             waiting.discard(client)
             accept(client, answer)
         if waiting:
-            time.sleep(POLL_SECONDS)
+            time.sleep(min(MOST_POLL_SECONDS, max(POLL_SECONDS, (time.monotonic() - began) / 20)))
     return sorted([*waiting, *removed])
 
 

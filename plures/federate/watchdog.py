@@ -6,6 +6,7 @@ closes.
 
 import os
 import signal
+import ssl
 import sys
 import threading
 import time
@@ -20,24 +21,50 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
+def _reload_certificates() -> None:
+    """Let a server take up a new certificate, for new connections, when its file changes. Connections stay open."""
+    load = ssl.SSLContext.load_cert_chain
+
+    def load_and_watch(self: ssl.SSLContext, certfile: Any, keyfile: Any = None, password: Any = None) -> None:
+        load(self, certfile, keyfile, password)
+
+        def watch() -> None:
+            seen = os.stat(certfile).st_mtime_ns
+            while True:
+                time.sleep(1)
+                try:
+                    now = os.stat(certfile).st_mtime_ns
+                    if now != seen:
+                        load(self, certfile, keyfile, password)
+                        seen = now
+                except (OSError, ssl.SSLError):
+                    continue  # the files are being written
+
+        threading.Thread(target=watch, daemon=True).start()
+
+    setattr(ssl.SSLContext, "load_cert_chain", load_and_watch)  # noqa: B010
+
+
 class _Polling:
     """How long a SuperNode sleeps between its requests for messages.
 
     By default it sleeps three seconds, and half a second while a message is being answered, so that a round of small
-    models would spend more time on messages than on training. Here it polls often while messages arrive, and rarely
-    otherwise.
+    models would spend more time on messages than on training.
     """
 
-    def __init__(self) -> None:
-        self.busy = time.monotonic()
+    def __init__(self, pace: Any) -> None:
+        self.pace, self.asleep = pace, 0.0
 
     def sleep(self, seconds: float) -> None:
-        now = time.monotonic()
-        if seconds < 1:
-            self.busy = now
-            time.sleep(0.05)
+        if seconds < 1:  # a message is being answered: the longer this takes, the longer it sleeps
+            if self.asleep == 0.0:
+                self.pace.note_message()
+            nap = min(seconds, max(0.05, self.asleep / 10))
+            self.asleep += nap
         else:
-            time.sleep(min(seconds, max(0.25, (now - self.busy) / 10)))
+            self.asleep = 0.0
+            nap = self.pace.delay(0.1, seconds)
+        time.sleep(nap)
 
 
 def _answer_in_turn(node: Any) -> None:
@@ -66,12 +93,15 @@ def _answer_in_turn(node: Any) -> None:
 
 
 if __name__ == "__main__":
+    from pace import Pace  # type: ignore[import-not-found]  # here: this folder is on the path, and `plures` is large
+
     sys.path.pop(0)  # the folder of this file, whose modules would hide others
     program = sys.argv[1]
     sys.argv = sys.argv[1:]
     threading.Thread(target=_end_with_parent, daemon=True).start()
     # Imported here: each program needs other parts of Flower, and imports take seconds.
     if program == "flower-superlink":
+        _reload_certificates()
         from flwr.superlink.cli import flower_superlink as main
     else:
         from flwr.supercore.inflatable.inflatable_utils import pull_objects
@@ -80,6 +110,6 @@ if __name__ == "__main__":
 
         assert pull_objects.__kwdefaults__ is not None
         pull_objects.__kwdefaults__["initial_backoff"] = 0.1  # as in flower.py
-        start_client_internal.time = SimpleNamespace(sleep=_Polling().sleep)
+        start_client_internal.time = SimpleNamespace(sleep=_Polling(Pace()).sleep)
         _answer_in_turn(start_client_internal)
     main()

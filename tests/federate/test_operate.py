@@ -15,6 +15,7 @@ from cryptography import x509
 from plures.errors import DataError, UsageError
 from plures.federate import audit, credentials, operate, server
 from plures.federate.client import Client
+from plures.federate.pace import Pace
 from plures.runs.callbacks import Callback
 from tests.federate.federation import OPEN, Here, client_of, federated, nodes_of, resumed, write_data
 
@@ -207,3 +208,19 @@ def test_what_is_no_backup_or_would_overwrite_is_refused(home, tmp_path):
         with pytest.raises(DataError, match="is not a backup of a federation"):
             operate.restore(tmp_path / name, tmp_path / "new", None)
         assert not (tmp_path / "new").exists() and not (tmp_path / "outside").exists()
+
+
+# How often clients ask for messages
+
+
+def test_a_client_asks_some_times_in_a_round_and_more_rarely_when_there_is_none():
+    now = [0.0]
+    pace = Pace(lambda: now[0])
+    for seconds, expected in ((0.4, 0.1), (4.0, 0.5), (80.0, 3.0)):  # between messages, and until it asks again
+        now[0] += seconds
+        pace.note_message()
+        assert pace.delay(0.1, 3.0) == expected
+    now[0] += 1.0
+    pace.note_message()
+    now[0] += 16.0
+    assert pace.delay(0.1, 3.0) == 1.0

@@ -267,6 +267,9 @@ def test_a_round_is_scored_no_more_often_than_the_policy_says(data, tmp_path):
         other = {name: x + k for name, x in model.items()}
         codes.append(asker.ask({"serve": other, "generic": other}, round=1, train=False, score=True)[0].get("code"))
     assert codes == [None, None, "scorings", "scorings"]
+    # A server that lost its record asks again for the same model, and is answered.
+    asker.client._last = (b"", b"")
+    assert asker.ask({"serve": model, "generic": model}, round=1, train=False, score=True)[0]["kind"] == "round"
 
 
 def test_the_training_loss_is_rounded(data, tmp_path):
