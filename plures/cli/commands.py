@@ -282,7 +282,7 @@ def adapt(
         print(json.dumps(found.summary | {"model": str(out)}, indent=2))
         return
     for number, accuracy in enumerate(found.summary.get("curve", [])):
-        tell(console, f"after {number} epochs: {view.percent(accuracy)} of its test rows are right")
+        tell(console, f"after {number} epochs: {100 * accuracy:.2f} % of its test rows are right")
     tell(console, f"{out}: {len(found.model)} tensors")
 
 

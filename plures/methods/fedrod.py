@@ -27,7 +27,7 @@ import torch
 from plures import tree
 from plures.errors import UsageError
 from plures.learn.fit import fit, recorded
-from plures.learn.task import cross_entropy
+from plures.learn.losses import cross_entropy
 from plures.methods.base import NO_TERMS, Averaged, setting, with_penalties
 from plures.methods.ingredients import meta_balance
 from plures.methods.ingredients.balance import LOSSES
@@ -90,6 +90,10 @@ class FedRoD(Averaged):
     @property
     def public_rows(self):
         return 10 if self.loss == "meta-bsm" else 0
+
+    @property
+    def needs_classes(self):
+        return "its loss is balanced by the numbers of rows of each class"
 
     def shared(self, task, params):
         return tree.drop(params, is_hyper)

@@ -30,10 +30,11 @@ class Result(NamedTuple):
 
     def __repr__(self) -> str:
         personal = self.summary["personal"]
-        accuracy = "" if personal is None else f"personal {100 * personal['mean']:.2f} %, "
+        metric = results.metric_of(self.summary)
+        score = "" if personal is None else f"personal {metric.text(personal['mean'])}, "
         where = "" if self.folder is None else f", folder {str(self.folder)!r}"
         size = f"{len(self.clients)} clients, {len(self.rounds)} rounds"
-        return f"<Result of {self.summary['method']}: {accuracy}{size}{where}>"
+        return f"<Result of {self.summary['method']}: {score}{size}{where}>"
 
 
 class Clients(Protocol):

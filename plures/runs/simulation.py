@@ -13,6 +13,7 @@ from plures import tree
 from plures.engine import Usage
 from plures.errors import RunFailed, UsageError
 from plures.files import lock, write_text
+from plures.learn.metrics import ACCURACY
 from plures.methods.messages import Message, Same
 from plures.registry import doubting
 from plures.runs import results
@@ -50,9 +51,12 @@ class Simulation:
         message, _ = state.send(state.eligible[:1])
         room = max(state.n_cohort, min(len(state.eligible), 256, ROOM_BYTES // tree.n_bytes(scene.task.initial)))
         work = scene.work(state.store.initial)
-        self.executor = Executor(work, state.shapes, state.store, message, workers_of(scene.config), room)
+        keeps = scene.metric is not ACCURACY or bool(scene.others)
+        self.executor = Executor(work, state.shapes, state.store, message, workers_of(scene.config), room, keeps)
         is_refreshed = scene.config.unchosen == "refresh"
-        self.evaluator = Evaluator(self.executor, state.eligible, state.scored, is_refreshed)
+        self.evaluator = Evaluator(
+            self.executor, state.eligible, state.scored, is_refreshed, scene.metric, scene.others
+        )
 
     def close(self) -> None:
         self.executor.close()
@@ -110,12 +114,13 @@ class Simulation:
             return None
         work = self.executor.work._replace(population=scene.new_clients)
         first, epochs = len(scene.population.train), scene.config.new_epochs
-        return score_new_clients(work, self.state.server, first, epochs, self.state.round)
+        return score_new_clients(work, self.state.server, first, epochs, self.state.round, scene.metric)
 
     def score_as_new(self) -> NewClients:
         """Scores of the clients of training with models made from the server's state alone, over some epochs."""
         epochs = self.state.scene.config.personal_epochs
-        found = score_new_clients(self.executor.work, self.state.server, 0, epochs, self.state.round)
+        metric = self.state.scene.metric
+        found = score_new_clients(self.executor.work, self.state.server, 0, epochs, self.state.round, metric)
         if found is None:
             raise RunFailed("personal_epochs: no client has rows to train and to test on")
         return found
