@@ -105,7 +105,12 @@ def test_a_data_set_is_data():
 
 @pytest.mark.parametrize(
     ("data", "words"),
-    [((1,), "got 1 items"), ([1, 2], "got list"), ({"x": np.zeros((3, 2))}, "no 'y'"), (3.5, "got float")],
+    [
+        ((1,), "got 1 items"),
+        ([1, 2], "torch Dataset, got int"),
+        ({"x": np.zeros((3, 2))}, "no 'y'"),
+        (3.5, "got float"),
+    ],
 )
 def test_what_is_no_data_is_told_in_words(data, words):
     with pytest.raises((UsageError, DataError), match=words):

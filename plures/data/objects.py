@@ -20,7 +20,7 @@ def from_object(data: Any, reading: Reading) -> Dataset:
     """
     if hasattr(data, "column_names") and hasattr(data, "to_pandas"):
         data = data.to_pandas()
-    if hasattr(data, "columns") and hasattr(data, "iloc"):
+    if is_frame(data):
         return table_dataset("frame", from_frame("frame", data), reading)
     if reading.is_table:
         raise UsageError("client, target and the like are for tables: give a data frame or a file of a table")
@@ -29,6 +29,11 @@ def from_object(data: Any, reading: Reading) -> Dataset:
     if isinstance(data, Sequence) and not isinstance(data, (str, tuple, Dataset)):
         return _join_clients([str(k) for k in range(len(data))], list(data))
     return as_dataset("arrays", data)
+
+
+def is_frame(data: Any) -> bool:
+    """Whether it is a data frame of pandas, or is built like one."""
+    return hasattr(data, "columns") and hasattr(data, "iloc")
 
 
 def _join_clients(names: list[str], parts: list[Any]) -> Dataset:

@@ -29,6 +29,7 @@ DELIMITERS = ",;\t|"
 CACHED_BYTES = 20_000_000  # from this size on, what was read of a file is kept in the user's cache
 PIECE = 65_536  # rows of a .parquet file that are read at a time
 MOST_WORDS = 200  # of a text; longer ones are cut
+LARGEST = 1e30  # of a number in a table: its variance must be a number, too
 LEAST_ROWS = 20  # for which it is told that a column looks like an id
 
 
@@ -294,14 +295,17 @@ def plan_table(table: Table, reading: Reading, given: Schema | None = None) -> P
             f"{table.name}: say which column is to be predicted, as in --target NAME. "
             f"Its columns are: {', '.join(table.columns)}."
         )
-    client = reading.client or (given.client if given else None)
-    for name in (*targets, *reading.drop, *filter(None, (client, reading.time, reading.text))):
+    client = reading.client
+    if client is None and given is not None and given.client in table.columns:
+        client = given.client
+    drop = reading.drop if given is None else ()  # a schema names what is used
+    for name in (*targets, *drop, *filter(None, (client, reading.time, reading.text))):
         _refuse_missing(table, name)
     if client in targets:
         raise DataError(f"{table.name}: {client!r} cannot be both the client and what is predicted.")
     table, notes = _with_known(table, [*targets, *([client] if client else [])])
     kind, classes = _find_target(table, targets, reading, given)
-    inputs = [name for name in table.columns if name not in (*targets, *reading.drop, client, reading.text)]
+    inputs = [name for name in table.columns if name not in (*targets, *drop, client, reading.text)]
     if reading.window:
         inputs += [name for name in targets if kind in ("number", "count")]  # what was before tells what comes next
     if given is not None:
@@ -366,7 +370,7 @@ def _refuse_misfits(table: Table, name: str, kind: Kind) -> None:
     bad = []
     for code, text in enumerate(cells.texts):
         value = None if schemas.is_blank(text) else read(text)
-        if not schemas.is_blank(text) and (value is None or not np.isfinite(np.float32(value))):
+        if not schemas.is_blank(text) and (value is None or not abs(value) <= LARGEST):
             bad.append(code)
     at = np.flatnonzero(np.isin(cells.codes, bad))
     if len(at):

@@ -161,6 +161,7 @@ class Task:
         self.example = example
         self._loss: Loss | None = None  # in place of cross-entropy
         self._public: Batch | None = None
+        self._template = copy.deepcopy(module)
         self._augmentation: tuple[str, ...] = ()
         self.initial: Params = {
             name: value.detach().clone()
@@ -279,6 +280,13 @@ class Task:
     def logits(self, params: Params, x: Tensor) -> Tensor:
         """Logits in inference mode."""
         return self.classify(params, self.features(params, x))
+
+    def as_module(self, params: Params) -> nn.Module:
+        """A copy of the module with these weights."""
+        module = copy.deepcopy(self._template)
+        own = module.state_dict()
+        module.load_state_dict(own | {name: params[name].clone() for name in self.initial})
+        return module
 
     # Training
 

@@ -109,7 +109,7 @@ def draw_harmed(found: list[Against]) -> Any:
     most = max(p.n_train for one in found for p in one.points)
     dots = None
     for one, place in zip(found, axes.ravel(), strict=False):
-        place.axline((0, 0), slope=1, color=SOFT, lw=0.8, ls="--")
+        place.axline((low, low), (high, high), color=SOFT, lw=0.8, ls="--")
         for is_harmed, symbol in ((False, "o"), (True, "X")):
             some = [p for p in one.points if p.is_harmed == is_harmed]
             dots = place.scatter(

@@ -19,7 +19,7 @@ from plures.learn.metrics import ACCURACY, DEFAULT, WORDS, Metric, find_metric, 
 from plures.learn.task import Task, build
 from plures.methods.base import Method, Schedule
 from plures.methods.spec import all_settings, make_method, own_options
-from plures.models.names import bind_arguments, model_maker
+from plures.models.names import bind_arguments, model_maker, split_sizes
 from plures.runs.config import Config, make_config
 from plures.simulate import attack, ray
 from plures.simulate.evaluate import affordable_pool
@@ -70,6 +70,18 @@ def load_data(config: Config) -> Dataset:
     return sources.load(config.data, Path(config.data_dir) if config.data_dir else None, reading_of(config))
 
 
+def schema_of(config: Config) -> tuple[str, tuple[str, ...]]:
+    """The schema of a table by the training rows that a run of this config has, and what is to be said of it."""
+    data = load_data(config)
+    if data.encode is None:
+        raise DataError(f"{config.data} is no table; a schema needs a .csv or .parquet file and --target")
+    config = _with_partition(config, data)
+    data = data.encode(np.concatenate(_split(config, data, None).train))
+    if not data.schema:
+        raise DataError(f"{config.data} holds texts, which have words and no schema")
+    return data.schema, data.notes
+
+
 def reading_of(config: Config) -> Reading:
     """How a table, images or texts are to be read."""
     return Reading(
@@ -101,9 +113,7 @@ def make_scene(config: Config, split_file: Path | None = None, objects: Objects 
     data = load_data(config) if objects.data is None else objects.data
     if config.model is None:
         config = config.model_copy(update={"model": default_model(data.y.ndim, data.n_tokens)})
-    if config.partition is None:
-        dealt = "dirichlet:0.1" if data.target.is_classes else "iid"
-        config = config.model_copy(update={"partition": dealt if data.client is None else "natural"})
+    config = _with_partition(config, data)
     split = _split(config, data, split_file)
     if data.encode is not None:
         data = data.encode(np.concatenate(split.train))
@@ -187,6 +197,14 @@ def with_own_options(config: Config) -> Config:
 def method_of(config: Config) -> Method:
     """The method of a config, with its settings, solver and the server's optimizer."""
     return make_method(config.method, config.settings, config.solver(), config.server_optimizer, config.server_lr)
+
+
+def _with_partition(config: Config, data: Dataset) -> Config:
+    """The config with the partition that is taken if none is named."""
+    if config.partition is not None:
+        return config
+    dealt = "dirichlet:0.1" if data.target.is_classes else "iid"
+    return config.model_copy(update={"partition": dealt if data.client is None else "natural"})
 
 
 def _split(config: Config, data: Dataset, split_file: Path | None) -> partition.Split:
@@ -278,6 +296,6 @@ def task_of(
     task = build(in_precision, example, n_classes, config.seed, kind)
     kinds = augmentation.parse(config.augment)
     task = task.with_augmentation(kinds) if kinds else task
-    if ":" not in name:
+    if ":" not in split_sizes(name)[0]:
         _tasks[key] = task
     return task

@@ -148,7 +148,7 @@ class Simulation:
     def models(self) -> Mapping[int, Tree]:
         if self.state.folder is not None:
             return ModelsOfFolder(self.state.folder, self.state.scene, self.state.eligible)
-        return {i: self.personal_model(i) for i in self.state.eligible}
+        return ModelsInMemory(self.state.scene, {i: self.personal_model(i) for i in self.state.eligible})
 
     def personal_model(self, client: int) -> Tree:
         """The model of one client, as `personalize` gives it now."""
@@ -167,18 +167,26 @@ class Simulation:
             return tree.row(one_by_one(make, message, states, shards), 0)
 
 
+class ModelsInMemory(dict[int, Tree]):
+    """The personal models of a run that left no folder, and what they were made for."""
+
+    def __init__(self, scene: Scene, models: dict[int, Tree]) -> None:
+        super().__init__(models)
+        self.scene = scene
+
+
 class ModelsOfFolder(Mapping[int, Tree]):
     """The personal models of a run that left a folder: opened when the first of them is asked for."""
 
     def __init__(self, folder: Path, scene: Scene, clients: list[int]) -> None:
-        self._folder, self._scene, self._clients = folder, scene, clients
+        self._folder, self.scene, self._clients = folder, scene, clients
         self._models: dict[int, Tree] = {}
 
     def __getitem__(self, client: int) -> Tree:
         if client not in self._models:
             if client not in self._clients:
                 raise KeyError(client)
-            with open_simulation(self._folder, scene=self._scene) as simulation:
+            with open_simulation(self._folder, scene=self.scene) as simulation:
                 self._models = {i: simulation.personal_model(i) for i in self._clients}
         return self._models[client]
 

@@ -143,6 +143,8 @@ def _differences(folder: Path, scene: Scene) -> list[str]:
         found += [f"{name} is {old[name]!r} there and {new[name]!r} here" for name in old if old[name] != new[name]]
     if split_to_json(scene.split) != (folder / "split.json").read_text(encoding="utf-8"):
         found.append("another split")
+    if scene.schema != ((folder / "schema.toml").read_text(encoding="utf-8") if scene.schema else ""):
+        found.append("another schema of its table")
     return found
 
 

@@ -13,6 +13,7 @@ import plures
 from plures.data.population import Population
 from plures.engine import KernelCount, Usage
 from plures.errors import UsageError
+from plures.learn.metrics import ACCURACY
 from plures.methods.messages import Each, Same
 from plures.runs import results
 from plures.runs.callbacks import Callback
@@ -181,7 +182,7 @@ def test_tables_have_raw_and_corrected_values(tmp_path):
 
 
 def chosen(found, scores=None):
-    return results._chosen(found, scores or {"mean": 0.1, "pooled": 0.2})
+    return results._chosen(found, scores or {"mean": 0.1, "pooled": 0.2}, ACCURACY)
 
 
 def test_best_round_on_test_and_the_one_chosen_on_rows_kept_apart():

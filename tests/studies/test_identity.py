@@ -19,6 +19,8 @@ OTHER = {
     **{"server_optimizer": "adam", "server_lr": 0.5, "local_work": "uniform:1-2", "validation": 0.2},
     **{"new_clients": 1, "new_epochs": 2, "attack": "labels", "attackers": 0.5, "seed": 1, "executor": "one_by_one"},
     **{"engine": "eager", "precision": "float64", "eval_every": 2, "unchosen": "refresh", "pool_rows": 10},
+    **{"client_column": "site", "target": "ill", "drop": "id", "time_column": "day", "text_column": "note"},
+    **{"window": 3, "image_size": 8, "task": "number", "metric": "auc", "metrics": "all"},
     **{"pool_every": 1, "personal_epochs": 1, "goal": 0.5, "method": "ditto", "settings": {"lam": 0.5}},
 }
 NEEDS = {"nesterov": {"momentum": 0.9}}
