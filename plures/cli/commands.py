@@ -14,7 +14,7 @@ from plures.cli import view
 from plures.cli.listing import about_method
 from plures.cli.options import n_cores, whole_numbers
 from plures.errors import UsageError, unknown
-from plures.federate.server import RoundLimits
+from plures.federate.server import Caps, RoundLimits
 from plures.files import write_text
 from plures.registry import doubting
 from plures.runs import simulation, timing
@@ -313,7 +313,8 @@ def start_federated(
     home: Path,
     resume: Path | None,
     wait: float,
-    terms: tuple[float, float, float],
+    limits: RoundLimits,
+    caps: Caps,
     out: Path | None,
     as_json: bool,
     quiet: bool,
@@ -330,5 +331,5 @@ def start_federated(
             tell(console, line)
 
     config = make_config(values) if values is not None else None
-    result = operate.start(config, home, resume, wait, RoundLimits(*terms), out, say, progress_of)
+    result = operate.start(config, home, resume, wait, limits, caps, out, say, progress_of)
     print_result(result, console, as_json)

@@ -80,6 +80,11 @@ def start(
     deadline: Deadline = 600.0,
     quorum: Quorum = 0.5,
     resend: Resend = 120.0,
+    most_rows: Annotated[int, typer.Option(help="rows that a client is believed to have", min=1)] = 1_000_000,
+    most_classes: Annotated[int, typer.Option(help="classes that a client is believed to have", min=1)] = 1000,
+    most_tokens: Annotated[int, typer.Option(help="tokens that a client is believed to have", min=1)] = 200_000,
+    most_share: Annotated[float, typer.Option(help="largest share of one client in a mean", min=0, max=1)] = 1.0,
+    most_update: Annotated[float, typer.Option(help="largest update, in medians of the round", min=1)] = 100.0,
     set_: Setting = None,
     config: ConfigFile = None,
     out: Out = None,
@@ -92,8 +97,9 @@ def start(
     operate = _operate()
     operate.refuse_options_of_simulation(given)
     values = collect(config, given | {"method": method}, set_) if method is not None else None
-    terms = (deadline, quorum, resend)
-    commands.start_federated(operate, values, home, resume, wait, terms, out, as_json, quiet)
+    limits = commands.RoundLimits(deadline, quorum, resend)
+    caps = commands.Caps(most_rows, most_classes, most_tokens, most_share, most_update)
+    commands.start_federated(operate, values, home, resume, wait, limits, caps, out, as_json, quiet)
 
 
 @app.command()

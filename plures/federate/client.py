@@ -1,12 +1,13 @@
 """The client side of a run: its rows, its private state on its own disk, and its answers to the server.
 
 Rows and state never leave the client. An answer holds the tensors that the method uploads, which are checked against
-the list of what may be sent, and some numbers: the number of rows, the loss, the hits on test rows.
+the list of what may be sent, and some numbers: the number of rows, the loss, the hits on test rows. What is asked for
+must be within the client's own policy.
 """
 
 import hashlib
-import shutil
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +20,8 @@ from plures.data import sources
 from plures.data.population import Population
 from plures.errors import DataError, UsageError
 from plures.federate import wire
+from plures.federate.ledger import Ledger, prune_versions
+from plures.federate.policy import Policy
 from plures.federate.wire import Refused
 from plures.files import write_bytes
 from plures.methods.base import Schedule
@@ -27,7 +30,7 @@ from plures.methods.naming import own_code
 from plures.runs import checkpoint
 from plures.runs.adapt import own_rows
 from plures.runs.callbacks import Say
-from plures.runs.config import make_config
+from plures.runs.config import Config, make_config
 from plures.runs.scene import as_configured, method_of, task_of
 from plures.simulate.new_clients import adaptation_curve, adapted_model
 from plures.simulate.shapes import Shapes, shapes_of
@@ -44,6 +47,7 @@ class Membership(NamedTuple):
     work: Work
     shapes: Shapes
     folder: Path
+    rounds: int  # that the experiment has
 
     def do(self, kind: Kind, asked: wire.RoundRequest, received: Tree, state: Tree) -> dict[str, Tree]:
         """Train or score, with the rows and the random keys of a round."""
@@ -63,27 +67,35 @@ class Client:
         say: Say,
         own_models: tuple[str, ...] = (),
         own_methods: tuple[str, ...] = (),
+        policy: Policy = Policy(),  # noqa: B008
     ) -> None:
         """`own_models` and `own_methods` name code on this machine, as module:Class, that a server may ask for."""
         self.name, self.folder, self.say = name, folder, say
-        self.own_models, self.own_methods = own_models, own_methods
+        self.own_models, self.own_methods, self.policy = own_models, own_methods, policy
+        self.ledger = Ledger(folder, policy)
         self.data = sources.load(str(data))
         self._memberships: dict[str, Membership] = {}
         self._last = (b"", b"")  # hash of the last message, and the answer to it
 
-    def answer(self, message: bytes) -> bytes:
-        """The answer to a message. If an error occurs, only its type is sent, never its text."""
+    def answer(self, message: bytes, unseal: Callable[[bytes], bytes] | None = None) -> bytes:
+        """The answer to a message. If an error occurs, only its type is sent, never its text.
+
+        unseal: gives what is in a signed message, or raises Refused if nobody who may ask has signed it.
+        """
         key = hashlib.blake2b(message).digest()
         if key != self._last[0]:  # else the message was sent twice
             try:
-                self._last = (key, self._answer(message))
+                self._last = (key, self._answer(message if unseal is None else unseal(message)))
             except Exception as error:
                 reason = str(error) if isinstance(error, Refused | UsageError | DataError) else traceback.format_exc()
-                self.say(f"a message could not be answered: {reason}")
-                return wire.pack(wire.ErrorReply(error=type(error).__name__), {})
+                self.say(
+                    f"a request is refused: {reason}" if _code(error) else f"a message could not be answered: {reason}"
+                )
+                return wire.pack(wire.ErrorReply(error=type(error).__name__, code=_code(error)), {})
         return self._last[1]
 
     def _answer(self, message: bytes) -> bytes:
+        self.ledger.count_request()
         fields, tensors = wire.unpack(message, MOST_BYTES)
         kind = fields.get("kind")
         if kind == "hello":
@@ -96,7 +108,12 @@ class Client:
 
     def _answer_hello(self, asked: wire.HelloRequest) -> bytes:
         data = self.data
+        self.ledger.count_start(f"rows by seed {asked.seed} and share {asked.test_share}")
         train, test = own_rows(data, asked.seed, asked.test_share)
+        self.policy.check_rows(len(train))
+        if asked.config:
+            config = self._allowed_config(asked.config)
+            self.policy.check_config(config, method_of(config), len(train), 1)
         return wire.pack(
             wire.Hello(
                 name=self.name,
@@ -114,28 +131,36 @@ class Client:
     # Rounds
 
     def _answer_round(self, asked: wire.RoundRequest, tensors: dict[str, torch.Tensor]) -> bytes:
+        if asked.client >= asked.experiment.n_clients:
+            raise Refused("the client's number is beyond the number of clients")
         member, client = self._membership(asked.experiment, asked.client), asked.client
         population = member.work.population
+        if asked.round > member.rounds or asked.version > asked.round:
+            raise Refused(f"round {asked.round} from version {asked.version} is none of {member.rounds}", "rounds")
         parts = self._read_parts(member, asked, tensors)
+        if asked.score:
+            self.ledger.count_scoring(asked.experiment.id, asked.round)
         state, had = self._read_state(member, asked.version)
         if asked.missed:
             self.say(f"the server completed {_rounds(asked.missed)} without us; our state is that of {_after(asked)}")
         personal = generic = loss = None
         upload: dict[str, Tree] = {}
         n_flops = 0
-        if asked.score and len(population.test[client]):
-            personal = _scores(member.do("score", asked, parts["newcomer" if asked.is_new else "serve"], state))
+        if asked.score and len(population.test[client]) >= self.policy.least_test_rows:
+            received = parts["newcomer" if asked.is_new else "serve"]
+            personal = self._scores(member, asked, member.do("score", asked, received, state))
             if parts["generic"]:
-                generic = _scores(member.do("generic", asked, parts["generic"], state))
+                generic = self._scores(member, asked, member.do("generic", asked, parts["generic"], state))
         if asked.last:
             self._write_model(member, asked, parts["newcomer" if asked.is_new else "serve"], state)
         if asked.train:
             found = member.do("train", asked, parts["train"], state)
             new, own, metrics = tree.row(found["trained"], 0)
-            loss, n_flops = float(metrics["loss"]), int(found["flops"])
+            loss, n_flops = self.policy.loss_to_tell(float(metrics["loss"])), int(found["flops"])
             self._write_state(member, asked, new)
             upload = {"upload": self._check_upload(member, own)}
-        self._delete_old_states(member, asked.keep)
+            self.ledger.count_training()
+        prune_versions(member.folder, asked.version)
         self.say(_round_line(asked, loss, personal))
         reply = wire.RoundReply(
             experiment=asked.experiment.id,
@@ -158,21 +183,17 @@ class Client:
         return self._memberships[key]
 
     def _join(self, experiment: wire.Experiment, client: int) -> Membership:
-        config, data = make_config(experiment.config), self.data
-        if ":" in str(config.model) and config.model not in self.own_models:
-            raise UsageError(f"the server asks for the model {config.model}; allow it with --model {config.model}")
-        for code in own_code(config.method):
-            if code not in self.own_methods:
-                raise UsageError(f"the server asks for the method {code}; allow it with --method {code}")
+        config, data = self._allowed_config(experiment.config), self.data
         if data.n_classes > experiment.n_classes or data.n_tokens > experiment.n_tokens:
             raise DataError("our rows have labels or tokens beyond those of the experiment")
-        if client > experiment.n_clients:
-            raise Refused("the client's number is beyond the number of clients")
+        if experiment.n_classes > max(self.policy.most_classes, data.n_classes):
+            raise Refused(f"{experiment.n_classes} classes; most_classes = {self.policy.most_classes}", "setting")
         x, y = torch.from_numpy(data.x), torch.from_numpy(data.y)
         task = task_of(config, x[0], experiment.n_classes, experiment.n_tokens)
         method = method_of(config)
         method = method.with_schedule(Schedule(experiment.n_clients, config.rounds, config.participation))
         train, test = own_rows(data, config.seed, config.test_share)
+        self.policy.check_config(config, method, len(train), task.smallest_batch)
         none = np.zeros(0, np.int64)
         everybody: dict[str, Any] = {
             part: [rows if i == client else none for i in range(experiment.n_clients + 1)]
@@ -183,13 +204,27 @@ class Client:
         )
         population = as_configured(population, config)
         shapes = shapes_of(method, task, torch.arange(experiment.n_clients))
+        self.ledger.bind(experiment, client, shapes)
+        self.ledger.forget_old(experiment.id, self.say)
         with torch.no_grad():
             initial = method.init_client(task, task.initial)
         self.say(f"experiment {experiment.id}: {config.method}, {config.model}, {len(train)} training rows of ours")
         for line in wire.manifest_lines(shapes):
             self.say(line)
         work = Work(method, task, population, initial, "one_by_one", new_epochs=config.new_epochs)
-        return Membership(work, shapes, self.folder / "state" / experiment.id)
+        return Membership(work, shapes, self.ledger.place(experiment.id), config.rounds)
+
+    def _allowed_config(self, values: dict[str, Any]) -> Config:
+        """The config of a run, if it names no code of ours that we have not allowed."""
+        for name in sorted(wire.NEVER_SENT & values.keys()):
+            raise Refused(f"the server asks for {name}, which is not for it to ask", "setting")
+        config = make_config(values)
+        if ":" in str(config.model) and config.model not in self.own_models:
+            raise UsageError(f"the server asks for the model {config.model}; allow it with --model {config.model}")
+        for code in own_code(config.method):
+            if code not in self.own_methods:
+                raise UsageError(f"the server asks for the method {code}; allow it with --method {code}")
+        return config
 
     def _read_parts(
         self, member: Membership, asked: wire.RoundRequest, tensors: dict[str, torch.Tensor]
@@ -232,11 +267,6 @@ class Client:
         parts = [("state.safetensors", checkpoint.stored("client", state))]
         checkpoint.write_parts(member.folder, asked.round + 1, parts, about)
 
-    def _delete_old_states(self, member: Membership, keep: int) -> None:
-        for path in checkpoint.folders(member.folder):
-            if int(path.name) < keep:
-                shutil.rmtree(path, ignore_errors=True)
-
     def _write_model(self, member: Membership, asked: wire.RoundRequest, received: Tree, state: Tree) -> None:
         work = member.work
         shards = work.population.shards([asked.client], "train", "personalize", asked.round)
@@ -253,27 +283,45 @@ class Client:
     # New clients
 
     def _answer_adapt(self, asked: wire.AdaptRequest, tensors: dict[str, torch.Tensor]) -> bytes:
-        newcomer = (
-            asked.experiment.n_clients
-        )  # it has the number after those of all clients, and so random keys of its own
+        # It has the number after those of all clients, and so random keys of its own.
+        newcomer = asked.experiment.n_clients
+        if asked.epochs > self.policy.adapt_epochs:
+            raise Refused(
+                f"an adaptation of {asked.epochs} epochs; adapt_epochs = {self.policy.adapt_epochs}", "setting"
+            )
         member = self._membership(asked.experiment, newcomer)
+        self.ledger.count_scoring(asked.experiment.id, "adapt")
         population = member.work.population
         received = wire.take_part("newcomer", tensors, member.shapes.newcomer)
         wire.refuse_others(tensors)
         alone = population._replace(train=[population.train[newcomer]], test=[population.test[newcomer]])
         work = member.work._replace(population=alone)
-        curve = adaptation_curve(work, received, newcomer, asked.epochs, asked.round)
-        self._save_model(asked.experiment, adapted_model(work, received, asked.epochs, asked.round))
         n_train, n_test = len(alone.train[0]), len(alone.test[0])
-        reply = wire.AdaptReply(
-            experiment=asked.experiment.id, curve=[each[0] for each in curve if each], n_train=n_train, n_test=n_test
-        )
+        curve: list[float] = []
+        if n_test >= self.policy.least_test_rows:
+            found = adaptation_curve(work, received, newcomer, asked.epochs, asked.round)
+            curve = [self._hits_to_tell(each[0] * n_test, alone.test[0]) / n_test for each in found]
+        self._save_model(asked.experiment, adapted_model(work, received, asked.epochs, asked.round))
+        reply = wire.AdaptReply(experiment=asked.experiment.id, curve=curve, n_train=n_train, n_test=n_test)
         return wire.pack(reply, {})
 
+    # Scores
 
-def _scores(found: dict[str, Tree]) -> wire.Scores:
-    one = tree.row(found["scores"], 0)
-    return wire.Scores(hits=float(one["hits"]), loss=float(one["loss"]), n=int(one["n"]))
+    def _scores(self, member: Membership, asked: wire.RoundRequest, found: dict[str, Tree]) -> wire.Scores:
+        """What is told of a model: by the policy, no more than it allows."""
+        one = tree.row(found["scores"], 0)
+        hits = self._hits_to_tell(float(one["hits"]), member.work.population.test[asked.client])
+        return wire.Scores(hits=hits, loss=float(one["loss"]) if self.policy.test_loss else None, n=int(one["n"]))
+
+    def _hits_to_tell(self, hits: float, rows: np.ndarray) -> float:
+        labels = self.data.y[rows]
+        most_frequent = np.bincount(labels.ravel()).max(initial=0) * len(rows) / max(1, labels.size)
+        return self.policy.hits_to_tell(hits, len(rows), float(most_frequent))
+
+
+def _code(error: Exception) -> str:
+    """The rule that a request is outside of; empty if it is another error."""
+    return error.code if isinstance(error, Refused) else ""
 
 
 def _rounds(numbers: list[int]) -> str:

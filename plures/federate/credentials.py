@@ -1,6 +1,7 @@
 """The folder of a federation, made by `plures federate init`: certificates, keys, addresses and a README."""
 
 import datetime
+import hashlib
 import ipaddress
 import json
 import os
@@ -10,12 +11,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from plures.errors import UsageError
 from plures.federate.flower import Address
+from plures.federate.wire import Refused
 from plures.files import read_toml
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -41,6 +44,12 @@ class Home(NamedTuple):
     def secret(self) -> bytes:
         """The secret with which processes on this machine may send messages."""
         return (self.folder / "secret").read_bytes()
+
+    @property
+    def operator_key(self) -> bytes | None:
+        """The private key with which requests to clients are signed; None with plain HTTP."""
+        path = self.folder / "operator.key"
+        return path.read_bytes() if path.exists() else None
 
     def clients(self) -> list[str]:
         """The names of all clients that have a folder."""
@@ -103,6 +112,8 @@ def make_home(folder: Path, clients: list[str], port: int, address: str, more_ho
         home = open_home(folder)
     else:
         home = _make_new(folder, port, address, more_hosts, insecure)
+    if not home.insecure and not (folder / "operator.key").exists():
+        _write_operator(folder)
     for name in clients:
         _write_kit(home, name)
     (folder / "README.md").write_text(_readme(home), encoding="utf-8")
@@ -135,7 +146,8 @@ def _write_kit(home: Home, name: str) -> None:
     _write_toml(place / "client.toml", values)
     if home.insecure:
         return
-    (place / "ca.crt").write_bytes((home.folder / "ca.crt").read_bytes())
+    for file in ("ca.crt", "operator.pub"):
+        (place / file).write_bytes((home.folder / file).read_bytes())
     if (place / "node.key.pub").exists():
         return  # a client may have made its own key pair and given us the public key
     key = ec.generate_private_key(ec.SECP384R1())
@@ -147,6 +159,60 @@ def _write_kit(home: Home, name: str) -> None:
     )
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     (place / "node.key.pub").write_bytes(public + b"\n")
+
+
+# Signed requests. Whoever reaches the port of a Flower server can send messages through it, and so can whoever has
+# taken it over: a client answers only requests that one of its operators has signed.
+
+SEALED = b"plures-1"  # begins a signed message
+SIGNATURE = 64  # bytes of a signature
+
+
+def _write_operator(folder: Path) -> None:
+    key = ed25519.Ed25519PrivateKey.generate()
+    _write_private(folder / "operator.key", key.private_bytes_raw())
+    (folder / "operator.pub").write_text(key.public_key().public_bytes_raw().hex() + "\n", encoding="utf-8")
+
+
+def seal(key: bytes | None, client: str, message: bytes) -> bytes:
+    """A request to a client, signed; as it is if there is no key."""
+    if key is None:
+        return message
+    return SEALED + ed25519.Ed25519PrivateKey.from_private_bytes(key).sign(_signed(client, message)) + message
+
+
+def unseal(keys: list[bytes], client: str, sealed: bytes) -> bytes:
+    """The request in a signed message to this client; raises Refused if none of the keys has signed it."""
+    message, signature = sealed, b""
+    if sealed.startswith(SEALED):
+        begin = len(SEALED) + SIGNATURE
+        message, signature = sealed[begin:], sealed[len(SEALED) : begin]
+    if not keys:
+        return message
+    for key in keys:
+        try:
+            ed25519.Ed25519PublicKey.from_public_bytes(key).verify(signature, _signed(client, message))
+            return message
+        except (InvalidSignature, ValueError):
+            continue
+    raise Refused("nobody who may ask has signed it (operators in policy.toml)", "operator")
+
+
+def _signed(client: str, message: bytes) -> bytes:
+    return SEALED + client.encode() + b"\0" + hashlib.blake2b(message).digest()
+
+
+def operator_keys(folder: Path, files: list[str]) -> list[bytes]:
+    """The public keys of those who may ask a client, of those files that exist."""
+    found = []
+    for path in [folder / file for file in files]:
+        if path.exists():
+            try:
+                found.append(bytes.fromhex(path.read_text(encoding="utf-8").strip()))
+                ed25519.Ed25519PublicKey.from_public_bytes(found[-1])
+            except ValueError:
+                raise UsageError(f"{path} is not the public key of an operator") from None
+    return found
 
 
 def _write_private(path: Path, content: bytes) -> None:
@@ -227,7 +293,8 @@ Run each of these commands in its own terminal, in the folder that contains `{fo
 - `clients/NAME` is what client NAME needs. Copy it to the client's machine over a secure channel, name it there with
   `--home`, and delete `node.key` here. Or let the client make its own key pair
   (`ssh-keygen -t ecdsa -b 384 -N "" -f node.key`), and put its `node.key.pub` here before the server starts.
-- `ca.key`, `server.key` and `secret` stay on the server's machine. `ca.crt` is public.
+- `ca.key`, `server.key`, `operator.key` and `secret` stay on the server's machine. `ca.crt` and `operator.pub` are
+  public.
 - Clients on other machines connect through `nginx.conf`, which allows what nodes need and nothing else. The server
   itself has no login for operators, so its own port must not be reachable from outside.
 """

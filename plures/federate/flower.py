@@ -59,7 +59,7 @@ from flwr.supercore.interceptors import (
 )
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
-from flwr.superlink.grid import HttpGrid
+from flwr.superlink.grid import HttpGrid, http_grid
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
 from plures.errors import RunFailed, UsageError
@@ -72,6 +72,32 @@ for _pull in (inflatable_utils.pull_objects, inflatable_utils.pull_and_inflate_o
     assert _pull.__kwdefaults__ is not None
     _pull.__kwdefaults__["initial_backoff"] = 0.1  # seconds (not 1) until a missing piece is requested again
 
+
+class _Allowance:
+    """How many bytes an answer may have. What has more is not read to its end, so that it cannot fill the memory."""
+
+    most = 1 << 33
+    lock = threading.Lock()
+
+    def pull(self, object_ids: list[str], pull_object_fn: Callable[[str], bytes]) -> dict[str, bytes]:
+        """As Flower's `pull_objects`, for the pieces of one answer."""
+        left = self.most + self.most // 100 + SMALL  # Flower adds some bytes to each piece
+
+        def pull_piece(object_id: str) -> bytes:
+            nonlocal left
+            content = pull_object_fn(object_id)
+            with self.lock:
+                left -= len(content)
+                if left < 0:
+                    raise inflatable_utils.ObjectPullError(object_id, TOO_LARGE)
+            return content
+
+        return inflatable_utils.pull_objects(object_ids, pull_piece)
+
+
+allowance = _Allowance()
+http_grid.pull_objects = allowance.pull
+TOO_LARGE = "the answer has more bytes than were expected"
 LEAST_DELAY, MOST_DELAY = 0.1, 0.5  # seconds between requests for a message
 SMALL = 1 << 20  # largest size in bytes of a message that is not cut into pieces
 Names = dict[int, str]  # number of a node -> name of the client
@@ -211,13 +237,18 @@ def _reason(error: httpx.HTTPStatusError) -> str:
 # Messages of the server
 
 
-def server_app(address: Address, main: Callable[["FlowerLink"], None], names: Callable[[Grid], Names]) -> ServerApp:
+Seal = Callable[[str, bytes], bytes]  # (name of the client, message) -> message with a signature, or without it
+
+
+def server_app(
+    address: Address, main: Callable[["FlowerLink"], None], names: Callable[[Grid], Names], seal: Seal
+) -> ServerApp:
     """The ServerApp for all methods: it calls `main` with a link to the clients."""
     app = ServerApp()
 
     @app.main()
     def _main(grid: Grid, context: Context) -> None:
-        main(FlowerLink(address, grid, names))
+        main(FlowerLink(address, grid, names, seal))
 
     return app
 
@@ -225,8 +256,8 @@ def server_app(address: Address, main: Callable[["FlowerLink"], None], names: Ca
 class FlowerLink:
     """A link to the clients over Flower's grid, as `server.Link` describes."""
 
-    def __init__(self, address: Address, grid: Grid, names: Callable[[Grid], Names]) -> None:
-        self._address, self._grid, self._names = address, grid, names
+    def __init__(self, address: Address, grid: Grid, names: Callable[[Grid], Names], seal: Seal) -> None:
+        self._address, self._grid, self._names, self._seal = address, grid, names, seal
         self._nodes: dict[str, int] = {}
 
     def clients(self) -> list[str]:
@@ -241,10 +272,11 @@ class FlowerLink:
         if client not in self._nodes:
             return f"{client} is not connected"  # in place of a number: it counts as lost and is sent again
         with explain_errors(self._address):
-            return push(self._grid, self._nodes[client], message)
+            return push(self._grid, self._nodes[client], self._seal(client, message))
 
-    def pull(self, numbers: list[str]) -> list[tuple[str, bytes | None]]:
+    def pull(self, numbers: list[str], most: int) -> list[tuple[str, bytes | None]]:
         lost = [number for number in numbers if " " in number]
+        allowance.most = most
         with explain_errors(self._address):
             found = pull(self._grid, [number for number in numbers if number not in lost])
         return found + [(number, None) for number in lost]
@@ -263,6 +295,8 @@ def pull(grid: Grid, numbers: list[str]) -> list[tuple[str, bytes | None]]:
     found = []
     for message in grid.pull_messages(numbers) if numbers else []:
         content = from_records(message.content) if message.has_content() else None
+        if message.has_error() and TOO_LARGE in message.error.reason:
+            content = wire.TOO_LARGE
         found.append((message.metadata.reply_to_message_id, content))
     return found
 
@@ -305,13 +339,13 @@ def run_server_app(address: Address, secret: bytes, app: ServerApp) -> None:
 # Messages of a client
 
 
-def client_app(client: Client) -> ClientApp:
-    """The ClientApp for all methods: it answers every message."""
+def client_app(client: Client, unseal: Callable[[bytes], bytes]) -> ClientApp:
+    """The ClientApp for all methods: it answers every message that `unseal` does not refuse."""
     app = ClientApp()
 
     @app.query()
     def _query(message: Message, context: Context) -> Message:
-        return Message(to_records(client.answer(from_records(message.content))), reply_to=message)
+        return Message(to_records(client.answer(from_records(message.content), unseal)), reply_to=message)
 
     return app
 

@@ -24,7 +24,8 @@ from plures.federate import credentials, flower, server, wire
 from plures.federate.client import Client
 from plures.federate.credentials import Home
 from plures.federate.flower import Address, FlowerLink
-from plures.federate.server import FederatedClients, RoundLimits
+from plures.federate.policy import FILE, read_policy
+from plures.federate.server import Caps, FederatedClients, RoundLimits
 from plures.files import lock, lock_holder, note_after_crash, read_toml
 from plures.runs.callbacks import Callback, Say
 from plures.runs.config import Config
@@ -148,13 +149,18 @@ def run_client(
     place.mkdir(exist_ok=True)
     os.chmod(place, 0o700)
     tell = flower.say_and_log(place / "log.txt", say)
-    client = Client(name, data, place, tell, models, methods)
+    policy = read_policy(kit.folder)
+    client = Client(name, data, place, tell, models, methods, policy)
     tell(f"{name}: {len(client.data.y)} rows in {data}; they and our own state stay here, in {place}")
+    tell(f"rules of {kit.folder / FILE}: {policy.changes() or 'the defaults'}")
     _check_server(kit.server, tell)
     secret_file, log = place / "secret", place / "supernode.log"
     secret_file.touch(0o600)
     secret_file.write_bytes(secrets.token_bytes(32))
-    app = flower.client_app(client)
+    keys = credentials.operator_keys(kit.folder, policy.operators)
+    if not keys:
+        tell("requests are not signed: whoever the server lets in may ask (operators in policy.toml)")
+    app = flower.client_app(client, lambda sealed: credentials.unseal(keys, name, sealed))
     connected, until = place / "connected", time.monotonic() + FORGET_SECONDS
     with stop_on_signals(), lock(place / "pid", name):
         while True:
@@ -221,7 +227,7 @@ ProgressOf = Callable[[str, Path], tuple[Callback, Say]]  # (name of the method,
 def refuse_options_of_simulation(given: dict[str, Any]) -> None:
     """Refuse options about data and computation, which are up to the clients in a federation."""
     for key in given:
-        if key in server.SIMULATION_ONLY:
+        if key in wire.SIMULATION_ONLY:
             raise UsageError(f"--{key.replace('_', '-')} is for simulations; in a federation the data is with clients")
 
 
@@ -231,6 +237,7 @@ def start(
     resume: Path | None,
     wait: float,
     limits: RoundLimits,
+    caps: Caps,
     out: Path | None,
     say: Say,
     progress_of: ProgressOf,
@@ -243,7 +250,7 @@ def start(
     def main(link: FlowerLink, number: int) -> None:
         if config is not None:
             names = _wait_for_clients(link, credentials.open_home(home).clients(), config.clients, wait, say)
-            about = server.new_experiment(server.collect_hellos(link, names, config, limits, say))
+            about = server.new_experiment(server.collect_hellos(link, names, config, limits, say, caps))
             server.make_scene(config, about)
             folder = new_folder(config.model_copy(update={"data": "federation"}), out)
             scene = server.write_start(config, about, folder)
@@ -254,7 +261,7 @@ def start(
         callback, tell = progress_of(scene.config.method, folder / "log.txt")
         with lock(folder / "pid", "the run", str(number)):
             _list_run(home, folder)
-            clients = FederatedClients(scene, about, folder, tell, link, limits)
+            clients = FederatedClients(scene, about, folder, tell, link, limits, caps)
             if resume is not None:
                 clients.load()
             for line in wire.manifest_lines(clients.shapes):
@@ -276,9 +283,14 @@ def _run_with_link(home: Path, main: Callable[[FlowerLink, int], None], killed_r
             operator.stop_run(int(killed_run))
         number = operator.start_run()
         names = _ask_names if here.insecure else _registered_names
-        flower.run_server_app(
-            here.address, here.secret, flower.server_app(here.address, lambda link: main(link, number), names)
+        key = here.operator_key
+        app = flower.server_app(
+            here.address,
+            lambda link: main(link, number),
+            names,
+            lambda client, message: credentials.seal(key, client, message),
         )
+        flower.run_server_app(here.address, here.secret, app)
     finally:
         operator.close()
 

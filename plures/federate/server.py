@@ -10,6 +10,7 @@ import json
 import math
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -30,11 +31,12 @@ from plures.methods.messages import one_of
 from plures.methods.spec import all_settings
 from plures.runs import results
 from plures.runs.callbacks import Callback, Say
-from plures.runs.config import HOW_IT_IS_RUN, SCORING, Config, config_toml
+from plures.runs.config import Config, config_toml
 from plures.runs.folders import read_config
 from plures.runs.loop import Result, play_run
 from plures.runs.scene import Scene, announce, as_configured, default_model, method_of, task_of, with_own_options
-from plures.runs.state import Answers, RunState
+from plures.runs.state import Answers, RunState, UpdateLimits
+from plures.simulate import bounds
 from plures.simulate.evaluate import Evaluation
 from plures.simulate.executor import Trained
 from plures.simulate.workers import one_thread
@@ -54,6 +56,20 @@ class RoundLimits(NamedTuple):
     resend: float = 120.0  # seconds without an answer after which a message is sent again
 
 
+class Caps(NamedTuple):
+    """What the server believes of a client, at most; the operator sets it."""
+
+    rows: int = 1_000_000  # training rows, and as many test rows
+    classes: int = 1000
+    tokens: int = 200_000
+    share: float = 1.0  # of the weight in a mean
+    update: float = bounds.TIMES_MEDIAN  # size of an update, in medians of the round
+
+
+TIMES_MEDIAN_ROWS = 10_000  # nobody is believed to have so many times the median of the rows
+MOST_LOSS = 1e6  # a larger loss of a row is no loss, and would spoil the record
+
+
 class Link(Protocol):
     """Carries messages to clients, which it knows by name, and their answers back."""
 
@@ -63,14 +79,24 @@ class Link(Protocol):
     def push(self, client: str, message: bytes) -> str:
         """Send a message; returns its number, which its answer will have too."""
 
-    def pull(self, numbers: list[str]) -> list[tuple[str, bytes | None]]:
-        """(number, answer) for each answer that has arrived; the answer is None if the message was lost."""
+    def pull(self, numbers: list[str], most: int) -> list[tuple[str, bytes | None]]:
+        """(number, answer) for each answer that has arrived; the answer is None if the message was lost.
+
+        most: bytes of an answer; of a larger one, no more than that is read.
+        """
 
 
 def gather(
-    link: Link, messages: dict[str, Callable[[], bytes]], accept: Callable[[str, bytes], None], limits: RoundLimits
+    link: Link,
+    messages: dict[str, Callable[[], bytes]],
+    accept: Callable[[str, bytes], None],
+    limits: RoundLimits,
+    most: int,
 ) -> list[str]:
-    """Send every client its message and pass answers to `accept`. Returns the clients that miss the deadline."""
+    """Send every client its message and pass answers to `accept`. Returns the clients that miss the deadline.
+
+    most: bytes of an answer.
+    """
     began = time.monotonic()
     waiting, due = set(messages), dict.fromkeys(messages, began)
     sent: dict[str, str] = {}  # number of a message -> client
@@ -80,7 +106,7 @@ def gather(
             if due[client] <= now:
                 sent[link.push(client, messages[client]())] = client
                 due[client] = now + limits.resend
-        for number, answer in link.pull(list(sent)):
+        for number, answer in link.pull(list(sent), most):
             client = sent.pop(number, "")
             if client not in waiting:
                 continue
@@ -98,10 +124,16 @@ def gather(
 
 
 def collect_hellos(
-    link: Link, names: list[str], config: Config, limits: RoundLimits, say: Say
+    link: Link,
+    names: list[str],
+    config: Config,
+    limits: RoundLimits,
+    say: Say,
+    caps: Caps = Caps(),  # noqa: B008
 ) -> dict[str, wire.Hello]:
-    """Ask each client to describe its data."""
-    request = wire.pack(wire.HelloRequest(seed=config.seed, test_share=config.test_share), {})
+    """Ask each client to describe its data. Returns those that can take part."""
+    values = _values_to_send(with_own_options(config))
+    request = wire.pack(wire.HelloRequest(seed=config.seed, test_share=config.test_share, config=values), {})
     found: dict[str, wire.Hello] = {}
 
     def accept(client: str, answer: bytes) -> None:
@@ -114,8 +146,9 @@ def collect_hellos(
             say(f"{client} cannot take part: {refusal}")
 
     limits = limits._replace(deadline=max(limits.deadline, HELLO_SECONDS))
-    for client in gather(link, dict.fromkeys(names, lambda: request), accept, limits):
+    for client in gather(link, dict.fromkeys(names, lambda: request), accept, limits, wire.most_bytes()):
         say(f"{client} does not answer and is left out")
+    found = fitting(found, caps, say)
     if config.clients is not None and len(found) < config.clients:
         raise RunFailed(f"{len(found)} of {config.clients} clients can take part: {', '.join(found) or 'none'}")
     return found
@@ -148,27 +181,42 @@ class About(NamedTuple):
         return About(values["experiment"], [wire.Hello.model_validate(one) for one in values["clients"]])
 
 
+def fitting(found: dict[str, wire.Hello], caps: Caps, say: Say) -> dict[str, wire.Hello]:
+    """The clients whose data can be used together. The others are left out, with a word on each."""
+    forms = Counter((tuple(one.shape), one.dtype, one.label_axes) for one in found.values())
+    usual = max(forms, key=lambda form: forms[form], default=None)
+    rows = sorted(one.n_train for one in found.values())
+    most_rows = min(caps.rows, TIMES_MEDIAN_ROWS * max(1, rows[(len(rows) - 1) // 2])) if rows else 0
+    kept = {}
+    for name, one in sorted(found.items()):
+        why = ""
+        if (tuple(one.shape), one.dtype, one.label_axes) != usual:
+            shape, others = tuple(one.shape), usual[0] if usual else ()
+            why = f"its rows have shape {shape} ({one.dtype}), those of most others {others}"
+        for number, most, what in (
+            (max(one.n_train, one.n_test), most_rows, "rows"),
+            (one.n_classes, caps.classes, "classes"),
+            (one.n_tokens, caps.tokens, "tokens"),
+        ):
+            if number > most:
+                why = f"it claims {number} {what}, and at most {most} are believed (--most-{what})"
+        if why:
+            say(f"{name} is left out: {why}")
+        else:
+            kept[name] = one
+    return kept
+
+
 def new_experiment(found: dict[str, wire.Hello]) -> About:
-    """A new experiment with these clients, in the order of their names; their rows must have the same form."""
+    """A new experiment with these clients, in the order of their names."""
     clients = [found[name] for name in sorted(found)]
     if not clients:
         raise RunFailed("no client can take part")
-    first = clients[0]
-    for one in clients:
-        if (one.shape, one.dtype, one.label_axes) != (first.shape, first.dtype, first.label_axes):
-            raise DataError(
-                f"{one.name} has rows of shape {tuple(one.shape)} ({one.dtype}) and {first.name} of "
-                f"{tuple(first.shape)} ({first.dtype}); they must be alike"
-            )
     return About(secrets.token_hex(8), clients)
 
 
-SIMULATION_ONLY = (  # options that a federation does not have
-    *["data", "data_dir", "partition", "split", "share", "new_clients", "attack", "attackers"],
-    *["executor", "workers", "address", "validation", "unchosen", "pool_rows", "pool_every", "personal_epochs"],
-    *["engine", "precision"],
-)
-NEVER_SENT = {*HOW_IT_IS_RUN, *SCORING, *SIMULATION_ONLY, "clients"}  # fields of a config that are not sent to clients
+def _values_to_send(config: Config) -> dict[str, Any]:
+    return config.model_dump(exclude=wire.NEVER_SENT, exclude_none=True)
 
 
 def make_scene(config: Config, about: About) -> Scene:
@@ -204,7 +252,10 @@ def _read_answer(kind: Any, answer: bytes, most: int) -> tuple[Any, dict[str, Te
     """The fields of an answer of this kind, and its tensors. An error of the client is refused."""
     fields, tensors = wire.unpack(answer, most)
     if fields.get("kind") == "error":
-        raise Refused(f"it had an error ({wire.check_fields(wire.ErrorReply, fields).error}); its own log says more")
+        reply = wire.check_fields(wire.ErrorReply, fields)
+        if reply.code:
+            raise Refused(f"it refuses the request by its own rules ({reply.code}); its own log says more")
+        raise Refused(f"it had an error ({reply.error}); its own log says more")
     return wire.check_fields(kind, fields), tensors
 
 
@@ -229,21 +280,28 @@ class FederatedClients:
 
     scores_late = True  # one message per client and round: the client scores the state that it receives, then trains
 
-    def __init__(self, scene: Scene, about: About, folder: Path, say: Say, link: Link, limits: RoundLimits) -> None:
-        self.state = RunState(scene, folder, say, ClientVersion(torch.tensor(0)))
+    def __init__(
+        self,
+        scene: Scene,
+        about: About,
+        folder: Path,
+        say: Say,
+        link: Link,
+        limits: RoundLimits,
+        caps: Caps = Caps(),  # noqa: B008
+    ) -> None:
+        bounded = UpdateLimits(times_median=caps.update, most_share=caps.share)
+        self.state = RunState(scene, folder, say, ClientVersion(torch.tensor(0)), bounded)
         self.about, self.link, self.limits = about, link, limits
         self.shapes = self.state.shapes
         self.how_to_resume = f"resume it with: plures federate start --resume {folder}"
-        values = scene.config.model_dump(exclude=NEVER_SENT, exclude_none=True)
         self.experiment = wire.Experiment(
             id=about.id,
-            config=values,
+            config=_values_to_send(scene.config),
             n_clients=len(about.clients),
             n_classes=about.n_classes,
             n_tokens=about.n_tokens,
         )
-        self.earlier = self.versions()  # versions in the checkpoint before the last one
-        self.refusals: list[dict[str, Any]] = []
         self.silent: list[dict[str, Any]] = []
         self.wire_bytes = {"down": 0, "up": 0}
 
@@ -255,15 +313,14 @@ class FederatedClients:
         return Usage()  # clients train on other machines
 
     def manifest(self) -> dict[str, Any]:
-        own = {"wire": self.wire_bytes, "refusals": self.refusals, "silent": self.silent}
+        own = {"wire": self.wire_bytes, "silent": self.silent}
         return self.state.manifest(self.usage()) | own
 
     def load(self) -> None:
         """Load the newest complete checkpoint."""
         found = self.state.load()
-        self.earlier = self.versions()
         if found:
-            self.wire_bytes, self.refusals, self.silent = found["wire"], found["refusals"], found["silent"]
+            self.wire_bytes, self.silent = found["wire"], found["silent"]
 
     def models(self) -> dict[int, Tree]:
         return {}  # clients write their own models
@@ -274,7 +331,7 @@ class FederatedClients:
     def play(self, score: bool) -> Answers:
         began = time.perf_counter()
         state = self.state
-        ids, before = state.cohort(), self.versions()
+        ids = state.cohort()
         message, n_flops = state.send(ids)
         answers = self._exchange({i: one_of(message, k) for k, i in enumerate(ids)}, score, is_last=False)
         found = {i: answers[i] for i in ids if i in answers}
@@ -291,8 +348,7 @@ class FederatedClients:
             n_flops + sum(one.fields.flops for one in found.values()),
         )
         names = {self.about.clients[i].name for i in ids}
-        refused = sum(one["round"] == state.round + 1 and one["client"] in names for one in self.refusals)
-        self.earlier = before
+        refused = sum(one["round"] == state.round + 1 and one["client"] in names for one in state.refusals)
         scores = self._evaluation(answers, began) if score else None
         return Answers(ids, message, list(found), trained, refused, began, scores)
 
@@ -307,7 +363,7 @@ class FederatedClients:
         rows = results.clients(population.train, population.test, population.y.numpy(), evaluation, scene.names)
         for row in rows:
             row |= {"n_classes": None, "role": "client"}  # the server is not told which classes a client has
-        return {"wire": self.wire_bytes, "refusals": self.refusals, "silent": self.silent}, rows
+        return {"wire": self.wire_bytes, "refusals": self.state.named_refusals, "silent": self.silent}, rows
 
     def _exchange(self, to_train: dict[int, Tree], score: bool, is_last: bool) -> dict[int, Answer]:
         """Send messages to all clients that train or are scored. Returns their answers by number of the client."""
@@ -348,14 +404,15 @@ class FederatedClients:
             try:
                 answers[i] = self.check_answer(asked[i], answer)
             except Refused as refusal:
-                self.refusals.append({"round": state.round + 1, "client": name, "why": str(refusal)})
+                state.refusals.append({"round": state.round + 1, "client": name, "why": str(refusal)})
                 state.say(f"{now}: the answer of {name} is refused: {refusal}")
                 return
             if answers[i].fields.state == "lost":
                 state.say(f"{now}: {name} lost its state and started from the initial state")
 
         messages = {self.about.clients[i].name: message_maker(i) for i in asked}
-        for name in gather(self.link, messages, accept, self.limits):
+        most = wire.most_bytes(self.shapes.upload if to_train else {})
+        for name in gather(self.link, messages, accept, self.limits, most):
             self.silent.append({"round": state.round + 1, "client": name})
             state.say(f"{now}: {name} did not answer in {self.limits.deadline:g} s")
         return dict(sorted(answers.items()))
@@ -374,7 +431,6 @@ class FederatedClients:
             client=i,
             round=self.state.round,
             version=version,
-            keep=min(version, self.earlier[i]),
             missed=self._missed_rounds(i, version),
             train=train,
             score=score and i in self.state.scored,
@@ -404,22 +460,28 @@ class FederatedClients:
             raise Refused(f"it has {fields.n} training rows, and said {one.n_train} at the start")
         if asked.train == (fields.loss is None):
             raise Refused("its loss is missing, or there is one and it was not asked to train")
+        if fields.loss is not None and abs(fields.loss) > MOST_LOSS:
+            raise Refused(f"its loss is {fields.loss:.3g}")
         for scores, wanted in ((fields.personal, asked.score), (fields.generic, asked.score and self.shapes.generic)):
-            if (scores is not None) != bool(wanted):
-                raise Refused("its scores are missing, or were not asked for")
+            if scores is not None and not wanted:
+                raise Refused("its scores were not asked for")
             if scores is not None and not (scores.n == one.n_test and 0 <= scores.hits <= scores.n):
                 raise Refused("its scores are not those of its test rows")
+            if scores is not None and scores.loss is not None and abs(scores.loss) > MOST_LOSS * scores.n:
+                raise Refused(f"its loss on test rows is {scores.loss:.3g}")
         upload = wire.take_part("upload", tensors, form)
         wire.refuse_others(tensors)
         _check_numbers(upload, len(self.about.clients))
         return Answer(fields, upload)
 
     def _evaluation(self, answers: dict[int, Answer], began: float) -> Evaluation:
+        # A client may keep its scores for itself.
         found = {i: one.fields for i, one in answers.items() if one.fields.personal is not None}
 
         def sums(part: str) -> dict[str, list[float]]:
             each = [getattr(fields, part) for fields in found.values()]
-            return {name: [float(getattr(one, name)) for one in each] for name in ("hits", "loss", "n")}
+            losses = [math.nan if one.loss is None else one.loss for one in each]
+            return {"hits": [one.hits for one in each], "loss": losses, "n": [float(one.n) for one in each]}
 
         generic = sums("generic") if tree.leaves(self.shapes.generic) else None
         versions = self.versions()
@@ -468,10 +530,11 @@ def adapt(clients: FederatedClients, client: str, epochs: int) -> dict[str, Any]
         wire.AdaptRequest(experiment=clients.experiment, epochs=epochs, round=state.round), {"newcomer": received}
     )
     found: list[wire.AdaptReply] = []
+    most = wire.most_bytes() + 32 * epochs
 
     def accept(name: str, answer: bytes) -> None:
         try:
-            reply, tensors = _read_answer(wire.AdaptReply, answer, wire.most_bytes() + 32 * epochs)
+            reply, tensors = _read_answer(wire.AdaptReply, answer, most)
             wire.refuse_others(tensors)
             if reply.experiment != clients.about.id or not all(0 <= x <= 1 for x in reply.curve):
                 raise Refused("it is for another experiment, or its accuracies are not between 0 and 1")
@@ -479,6 +542,6 @@ def adapt(clients: FederatedClients, client: str, epochs: int) -> dict[str, Any]
         except Refused as refusal:
             raise RunFailed(f"the answer of {name} is refused: {refusal}") from None
 
-    if gather(clients.link, {client: lambda: message}, accept, clients.limits):
+    if gather(clients.link, {client: lambda: message}, accept, clients.limits, most):
         raise RunFailed(f"{client} did not answer in {clients.limits.deadline:g} s")
     return {"client": client, "round": state.round, "epochs": epochs} | found[0].model_dump(exclude={"kind"})

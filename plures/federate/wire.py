@@ -16,15 +16,32 @@ from torch import Tensor
 
 from plures import tree
 from plures.files import in_bytes
+from plures.runs.config import HOW_IT_IS_RUN, SCORING
 from plures.simulate.shapes import Shapes
 from plures.tree import Tree
 
 HEADER_BYTES = 1 << 16  # allowed in a message besides its tensors
+TOO_LARGE = b"too large"  # stands for an answer that was not read to its end
 TENSOR_BYTES = 512  # allowed for the name, the shape and the position of each tensor
 
 
+SIMULATION_ONLY = (  # options that a federation does not have
+    *["data", "data_dir", "partition", "split", "share", "new_clients", "attack", "attackers"],
+    *["executor", "workers", "address", "validation", "unchosen", "pool_rows", "pool_every", "personal_epochs"],
+    *["engine", "precision"],
+)
+NEVER_SENT = {*HOW_IT_IS_RUN, *SCORING, *SIMULATION_ONLY, "clients"}  # fields of a config that are not sent to clients
+
+
 class Refused(Exception):
-    """A message is not as it should be. The text quotes values from outside only if they are short."""
+    """A message is not as it should be. The text quotes values from outside only if they are short.
+
+    A client's refusal by its own rules has a code, a word that the server is told; the text stays with the client.
+    """
+
+    def __init__(self, text: str, code: str = "") -> None:
+        super().__init__(text)
+        self.code = code
 
 
 def printable(text: str) -> str:
@@ -44,11 +61,12 @@ Number = Field(allow_inf_nan=False)
 
 
 class HelloRequest(_Fields):
-    """The server asks a client to describe its data."""
+    """The server asks a client to describe its data, and whether it would take part in a run."""
 
     kind: Literal["hello"] = "hello"
     seed: int = Count
     test_share: float = Field(gt=0, lt=1)
+    config: dict[str, Any] = Field(default_factory=dict)  # of the run; empty if there is none yet
 
 
 class Hello(_Fields):
@@ -83,7 +101,6 @@ class RoundRequest(_Fields):
     client: int = Count  # its number in the experiment
     round: int = Count  # counted from 0: so many rounds are complete
     version: int = Count  # the round after which its state was last accepted; 0 is the initial state
-    keep: int = Count  # earlier versions than this will not be needed again
     missed: list[int]  # rounds, counted from 1, that were completed without it
     train: bool
     score: bool
@@ -95,7 +112,7 @@ class Scores(_Fields):
     """Sums over a client's test rows."""
 
     hits: float = Number
-    loss: float = Number
+    loss: float | None = Number  # None if the client does not tell it
     n: int = Count
 
 
@@ -141,6 +158,7 @@ class ErrorReply(_Fields):
 
     kind: Literal["error"] = "error"
     error: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,60}$")  # the type of the error
+    code: str = Field(default="", pattern=r"^[a-z]{0,20}$")  # which rule of the client the request is outside of
 
 
 # Messages
@@ -165,8 +183,9 @@ def pack(fields: _Fields, parts: dict[str, Tree]) -> bytes:
 
 def unpack(data: bytes, most: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The fields of a message, not yet validated, and its tensors by name."""
-    if len(data) > most:
-        raise Refused(f"it has {in_bytes(len(data))}, but at most {in_bytes(most)} were expected")
+    if len(data) > most or data == TOO_LARGE:
+        size = "too many bytes to be read" if data == TOO_LARGE else in_bytes(len(data))
+        raise Refused(f"it has {size}, but at most {in_bytes(most)} were expected")
     try:
         length = int.from_bytes(data[:8], "little")
         header = json.loads(data[8 : 8 + length])["__metadata__"]
