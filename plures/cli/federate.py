@@ -48,6 +48,30 @@ def init(
 
 
 @app.command()
+def remove(
+    name: Annotated[str, typer.Argument(help="the name of a client", metavar="NAME")],
+    home: HomeOption = HOME,
+) -> None:
+    """Take a client's right to take part, at once."""
+    _operate().remove(name, home)
+
+
+@app.command()
+def rotate(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="a client, which gets new keys; without one, the server's certificate", metavar="NAME"),
+    ] = None,
+    public_key: Annotated[
+        Path | None, typer.Option(help="the public key of a pair that the client has made itself")
+    ] = None,
+    home: HomeOption = HOME,
+) -> None:
+    """New keys for a client, or a new certificate for the server; the old keys are worth nothing from then on."""
+    _operate().rotate(name, public_key, home)
+
+
+@app.command()
 def server(home: HomeOption = HOME) -> None:
     """Carry messages between clients and runs, until Ctrl-C."""
     _operate().run_server(home)
@@ -135,6 +159,27 @@ def stop(
 ) -> None:
     """Stop a run after its round, so that it can be resumed later; or stop the server."""
     _operate().stop(run, home)
+
+
+@app.command()
+def backup(
+    file: Annotated[Path, typer.Argument(help="the file to write, e.g. federation.tar.gz", metavar="FILE")],
+    home: HomeOption = HOME,
+) -> None:
+    """Write what the server needs to begin again, here or elsewhere: keys, audit log, runs. It may go on meanwhile."""
+    _operate().back_up(file, home)
+
+
+@app.command()
+def restore(
+    file: Annotated[Path, typer.Argument(help="a file that `backup` wrote", metavar="FILE")],
+    folder: Annotated[Path, typer.Argument(help="the folder to make", metavar="DIR")] = HOME,
+    address: Annotated[
+        str | None, typer.Option(help="what clients call the server now, if it has moved: HOST or HOST:PORT")
+    ] = None,
+) -> None:
+    """Make the folder of a federation from a backup."""
+    _operate().restore(file, folder, address)
 
 
 @app.command()

@@ -8,6 +8,7 @@ must be within the client's own policy.
 import hashlib
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,18 +17,19 @@ import torch
 from safetensors.torch import save
 
 from plures import tree
+from plures._version import __version__
 from plures.data import schema as schemas
 from plures.data import sources
 from plures.data.dataset import Dataset
 from plures.data.population import Population
 from plures.data.reading import Reading
 from plures.data.tables import Plan, plan_table, read_table
-from plures.errors import DataError, UsageError
-from plures.federate import agree, wire
+from plures.errors import DataError, PluresError, RunFailed, UsageError
+from plures.federate import agree, audit, wire
 from plures.federate.ledger import Ledger, prune_versions
 from plures.federate.policy import Policy
 from plures.federate.wire import Refused
-from plures.files import write_bytes, write_text
+from plures.files import disk_failure, write_bytes, write_text
 from plures.learn.metrics import ACCURACY, Metric, find_metric
 from plures.methods.base import Schedule
 from plures.methods.messages import Same
@@ -111,19 +113,31 @@ class Client:
         """
         key = hashlib.blake2b(message).digest()
         if key != self._last[0]:  # else the message was sent twice
+            asked = "what is not a request of ours"
             try:
-                self._last = (key, self._answer(message if unseal is None else unseal(message)))
+                message = message if unseal is None else unseal(message)
+                self.ledger.count_request()
+                fields, tensors = wire.unpack(message, MOST_BYTES)
+                asked = _in_words(fields)
+                self._last = (key, self._answer(fields, tensors))
+                self._note(asked, f"{len(self._last[1])} bytes")
             except Exception as error:
-                reason = str(error) if isinstance(error, Refused | UsageError | DataError) else traceback.format_exc()
+                with suppress(RunFailed):  # the error itself is told all the same
+                    self._note(asked, f"refused ({_code(error) or type(error).__name__})")
+                reason = str(error) if isinstance(error, Refused | PluresError) else traceback.format_exc()
                 self.say(
                     f"a request is refused: {reason}" if _code(error) else f"a message could not be answered: {reason}"
                 )
                 return wire.pack(wire.ErrorReply(error=type(error).__name__, code=_code(error)), {})
         return self._last[1]
 
-    def _answer(self, message: bytes) -> bytes:
-        self.ledger.count_request()
-        fields, tensors = wire.unpack(message, MOST_BYTES)
+    def _note(self, asked: str, answered: str) -> None:
+        try:
+            audit.write(self.folder / audit.FILE, "server", asked, answered)
+        except OSError as error:
+            raise disk_failure(error, self.folder) from error
+
+    def _answer(self, fields: dict[str, Any], tensors: dict[str, torch.Tensor]) -> bytes:
         kind = fields.get("kind")
         if kind == "hello":
             return self._answer_hello(wire.check_fields(wire.HelloRequest, fields))
@@ -184,6 +198,7 @@ class Client:
                 n_tokens=data.n_tokens,
                 task=data.target.kind,
                 schema_hash=self.schema_hash,
+                version=__version__,
             ),
             {},
         )
@@ -399,6 +414,18 @@ class Client:
         labels = self.data.y[rows]
         most_frequent = np.bincount(labels.ravel()).max(initial=0) * len(rows) / max(1, labels.size)
         return self.policy.hits_to_tell(hits, len(rows), float(most_frequent))
+
+
+def _in_words(fields: dict[str, Any]) -> str:
+    """A request in a few words, for the log; its fields are not checked yet."""
+    experiment = fields.get("experiment")
+    words = [str(fields.get("kind"))]
+    if isinstance(experiment, dict):
+        config = experiment.get("config")
+        method = config.get("method") if isinstance(config, dict) else None
+        words += [f"round {fields.get('round')}", f"experiment {experiment.get('id')}", str(method)]
+        words += [word for word in ("train", "score", "last") if fields.get(word) is True]
+    return ", ".join(wire.printable(word) for word in words)
 
 
 def _code(error: Exception) -> str:

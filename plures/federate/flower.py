@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 os.environ.update(
     {
@@ -39,7 +39,13 @@ from flwr.cli.build import build_fab_from_disk
 from flwr.clientapp import ClientApp
 from flwr.common.constant import SubStatus
 from flwr.common.serde import context_from_proto, fab_to_proto, run_from_proto
-from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, StartRunRequest, StopRunRequest
+from flwr.proto.control_pb2 import (
+    ListNodesRequest,
+    RegisterNodeRequest,
+    StartRunRequest,
+    StopRunRequest,
+    UnregisterNodeRequest,
+)
 from flwr.proto.runtime_pb2 import (
     AcquireTaskRequest,
     PullTaskInputRequest,
@@ -101,6 +107,7 @@ TOO_LARGE = "the answer has more bytes than were expected"
 LEAST_DELAY, MOST_DELAY = 0.1, 0.5  # seconds between requests for a message
 SMALL = 1 << 20  # largest size in bytes of a message that is not cut into pieces
 Names = dict[int, str]  # number of a node -> name of the client
+RECONNECT_SECONDS = 20.0  # that a run waits for a server that is not there
 NONCE = 16  # random bytes before each message, so that no two are equal
 SENT = "message"  # name of our record among Flower's records
 
@@ -176,6 +183,11 @@ class Operator:
         with explain_errors(self.address):
             return int(self._client.RegisterNode(RegisterNodeRequest(public_key=public_key, name=name)).node_id)
 
+    def unregister(self, node: int) -> None:
+        """Take a node's right to connect, at once and for ever: its key cannot be registered again."""
+        with explain_errors(self.address):
+            self._client.UnregisterNode(UnregisterNodeRequest(node_id=node))
+
     def start_run(self) -> int:
         """Start a Flower run, within which messages are sent. Returns its number."""
         with tempfile.TemporaryDirectory() as folder, explain_errors(self.address):
@@ -241,14 +253,18 @@ Seal = Callable[[str, bytes], bytes]  # (name of the client, message) -> message
 
 
 def server_app(
-    address: Address, main: Callable[["FlowerLink"], None], names: Callable[[Grid], Names], seal: Seal
+    address: Address,
+    main: Callable[["FlowerLink"], None],
+    names: Callable[[Grid], Names],
+    seal: Seal,
+    is_removed: Callable[[str], bool],
 ) -> ServerApp:
     """The ServerApp for all methods: it calls `main` with a link to the clients."""
     app = ServerApp()
 
     @app.main()
     def _main(grid: Grid, context: Context) -> None:
-        main(FlowerLink(address, grid, names, seal))
+        main(FlowerLink(address, grid, names, seal, is_removed))
 
     return app
 
@@ -256,38 +272,68 @@ def server_app(
 class FlowerLink:
     """A link to the clients over Flower's grid, as `server.Link` describes."""
 
-    def __init__(self, address: Address, grid: Grid, names: Callable[[Grid], Names], seal: Seal) -> None:
+    def __init__(
+        self,
+        address: Address,
+        grid: Grid,
+        names: Callable[[Grid], Names],
+        seal: Seal,
+        is_removed: Callable[[str], bool],
+    ) -> None:
         self._address, self._grid, self._names, self._seal = address, grid, names, seal
+        self._is_removed = is_removed
         self._nodes: dict[str, int] = {}
 
     def clients(self) -> list[str]:
         with explain_errors(self._address):
-            connected = self._names(self._grid)
+            connected = _patiently(lambda: self._names(self._grid))
         self._nodes |= {name: node for node, name in connected.items()}
         return sorted(connected.values())
 
     def push(self, client: str, message: bytes) -> str:
+        if self._is_removed(client):
+            return ""
         if client not in self._nodes:
             self.clients()
+        lost = f"{client} is not connected"  # in place of a number: it counts as lost and is sent again
         if client not in self._nodes:
-            return f"{client} is not connected"  # in place of a number: it counts as lost and is sent again
+            return lost
+        node, sealed = self._nodes[client], self._seal(client, message)
         with explain_errors(self._address):
-            return push(self._grid, self._nodes[client], self._seal(client, message))
+            number = _patiently(lambda: push(self._grid, node, sealed))
+        if not number:
+            del self._nodes[client]  # it may come back under another number
+        return number or lost
 
     def pull(self, numbers: list[str], most: int) -> list[tuple[str, bytes | None]]:
         lost = [number for number in numbers if " " in number]
         allowance.most = most
         with explain_errors(self._address):
-            found = pull(self._grid, [number for number in numbers if number not in lost])
+            found = _patiently(lambda: pull(self._grid, [number for number in numbers if number not in lost]))
         return found + [(number, None) for number in lost]
 
 
+Found = TypeVar("Found")
+
+
+def _patiently(ask: Callable[[], Found]) -> Found:
+    """Ask again for some time if the server is not there: it may be starting again, with a new certificate."""
+    until = time.monotonic() + RECONNECT_SECONDS
+    while True:
+        try:
+            return ask()
+        except httpx.TransportError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(MOST_DELAY)
+
+
 def push(grid: Grid, node: int, message: bytes) -> str:
-    """Send a message to a node. Returns its number."""
+    """Send a message to a node. Returns its number; empty if the node is unknown."""
     sent = list(grid.push_messages([Message(to_records(message), node, "query")]))
-    if not sent or not sent[0]:
+    if not sent:
         raise RunFailed("the server did not accept a message; is it too large?")
-    return sent[0]
+    return sent[0] or ""
 
 
 def pull(grid: Grid, numbers: list[str]) -> list[tuple[str, bytes | None]]:

@@ -84,6 +84,13 @@ MOST_SCHEMA_BYTES = 50_000_000  # of what a client tells of its columns
 MOST_LOSS = 1e6  # a larger loss of a row is no loss, and would spoil the record
 
 
+Note = Callable[[str, str, str], None]  # for the audit log: (client, what it was asked, what it answered)
+
+
+def note_nothing(client: str, asked: str, answered: str) -> None:
+    """No audit log."""
+
+
 class Link(Protocol):
     """Carries messages to clients, which it knows by name, and their answers back."""
 
@@ -91,7 +98,7 @@ class Link(Protocol):
         """The clients that are connected."""
 
     def push(self, client: str, message: bytes) -> str:
-        """Send a message; returns its number, which its answer will have too."""
+        """Send a message; returns its number, which its answer will have too; empty if the client was removed."""
 
     def pull(self, numbers: list[str], most: int) -> list[tuple[str, bytes | None]]:
         """(number, answer) for each answer that has arrived; the answer is None if the message was lost.
@@ -114,11 +121,17 @@ def gather(
     began = time.monotonic()
     waiting, due = set(messages), dict.fromkeys(messages, began)
     sent: dict[str, str] = {}  # number of a message -> client
+    removed: list[str] = []  # nobody waits for them
     while waiting and time.monotonic() < began + limits.deadline:
         now = time.monotonic()
         for client in sorted(waiting):
             if due[client] <= now:
-                sent[link.push(client, messages[client]())] = client
+                number = link.push(client, messages[client]())
+                if not number:
+                    waiting.discard(client)
+                    removed.append(client)
+                    continue
+                sent[number] = client
                 due[client] = now + limits.resend
         for number, answer in link.pull(list(sent), most):
             client = sent.pop(number, "")
@@ -131,7 +144,7 @@ def gather(
             accept(client, answer)
         if waiting:
             time.sleep(POLL_SECONDS)
-    return sorted(waiting)
+    return sorted([*waiting, *removed])
 
 
 # Clients and their data
@@ -144,6 +157,7 @@ def collect_hellos(
     limits: RoundLimits,
     say: Say,
     caps: Caps = Caps(),  # noqa: B008
+    note: Note = note_nothing,
 ) -> dict[str, wire.Hello]:
     """Ask each client to describe its data. Returns those that can take part."""
     values = _values_to_send(with_own_options(config))
@@ -156,11 +170,14 @@ def collect_hellos(
             if hello.name != client:
                 raise Refused(f"it says that its name is {hello.name}")
             found[client] = hello
+            note(client, "hello", f"{hello.n_train} and {hello.n_test} rows")
         except Refused as refusal:
+            note(client, "hello", f"refused: {refusal}")
             say(f"{client} cannot take part: {refusal}")
 
     limits = limits._replace(deadline=max(limits.deadline, HELLO_SECONDS))
     for client in gather(link, dict.fromkeys(names, lambda: request), accept, limits, wire.most_bytes()):
+        note(client, "hello", "nothing")
         say(f"{client} does not answer and is left out")
     found = fitting(found, caps, say)
     if config.clients is not None and len(found) < config.clients:
@@ -360,7 +377,9 @@ class FederatedClients:
         link: Link,
         limits: RoundLimits,
         caps: Caps = Caps(),  # noqa: B008
+        note: Note = note_nothing,
     ) -> None:
+        self.note = note
         bounded = UpdateLimits(times_median=caps.update, most_share=caps.share)
         self.state = RunState(scene, folder, say, ClientVersion(torch.tensor(0)), bounded)
         self.about, self.link, self.limits = about, link, limits
@@ -476,7 +495,9 @@ class FederatedClients:
             self.wire_bytes["up"] += len(answer)
             try:
                 answers[i] = self.check_answer(asked[i], answer)
+                self.note(name, self._in_words(asked[i]), f"{len(answer)} bytes")
             except Refused as refusal:
+                self.note(name, self._in_words(asked[i]), f"refused: {refusal}")
                 state.refusals.append({"round": state.round + 1, "client": name, "why": str(refusal)})
                 state.say(f"{now}: the answer of {name} is refused: {refusal}")
                 return
@@ -486,9 +507,14 @@ class FederatedClients:
         messages = {self.about.clients[i].name: message_maker(i) for i in asked}
         most = wire.most_bytes(self.shapes.upload if to_train else {})
         for name in gather(self.link, messages, accept, self.limits, most):
+            self.note(name, self._in_words(asked[numbers[name]]), "nothing")
             self.silent.append({"round": state.round + 1, "client": name})
             state.say(f"{now}: {name} did not answer in {self.limits.deadline:g} s")
         return dict(sorted(answers.items()))
+
+    def _in_words(self, asked: wire.RoundRequest) -> str:
+        words = [f"round {asked.round}", f"experiment {self.about.id}", str(self.experiment.config["method"])]
+        return ", ".join(words + [word for word in ("train", "score", "last") if getattr(asked, word)])
 
     def _serve(self, ids: list[int]) -> dict[int, Tree]:
         if not ids:
@@ -630,7 +656,9 @@ def adapt(clients: FederatedClients, client: str, epochs: int) -> dict[str, Any]
             if reply.experiment != clients.about.id or not all(abs(x) <= most_told for x in reply.curve):
                 raise Refused("it is for another experiment, or its scores are none")
             found.append(reply)
+            clients.note(name, f"adapt, experiment {clients.about.id}", f"{len(answer)} bytes")
         except Refused as refusal:
+            clients.note(name, f"adapt, experiment {clients.about.id}", f"refused: {refusal}")
             raise RunFailed(f"the answer of {name} is refused: {refusal}") from None
 
     if gather(clients.link, {client: lambda: message}, accept, clients.limits, most):

@@ -85,6 +85,7 @@ class Hello(_Fields):
     n_tokens: int = Field(ge=0, le=10**6)
     task: TaskKind = "classes"
     schema_hash: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")  # of the schema of its table
+    version: str = Field(default="", pattern=r"^[0-9A-Za-z.+-]{0,30}$")  # of Plures at the client
 
 
 class Experiment(_Fields):
