@@ -223,7 +223,7 @@ def fitting(found: dict[str, wire.Hello], caps: Caps, say: Say) -> dict[str, wir
         why = ""
         if _form(one) != usual and usual is not None:
             why = f"its rows have shape {tuple(one.shape)} ({one.dtype}), those of most others {usual[0]}"
-            if _form(one)[:2] == usual[:2]:
+            if _form(one)[:3] == usual[:3]:
                 why = "it predicts something else than most others, or reads its table by another schema"
         for number, most, what in (
             (max(one.n_train, one.n_test), most_rows, "rows"),
