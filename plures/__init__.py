@@ -12,7 +12,7 @@ from plures._version import __version__
 
 if TYPE_CHECKING:
     from plures import tree
-    from plures.api import compare, resume, run
+    from plures.api import compare, resume, run, tune
     from plures.data.batches import Batch
     from plures.data.dataset import Dataset
     from plures.data.shard import Shard
@@ -71,6 +71,7 @@ _HOME = {
     "resume": "plures.api",
     "run": "plures.api",
     "setting": "plures.methods.base",
+    "tune": "plures.api",
     "with_penalties": "plures.methods.base",
 }
 
@@ -108,6 +109,7 @@ __all__ = [
     "run",
     "setting",
     "tree",
+    "tune",
     "with_penalties",
 ]
 

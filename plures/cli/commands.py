@@ -38,6 +38,8 @@ from plures.studies.compare import (
     read_comparison,
     write_comparison,
 )
+from plures.studies.tune import read_tuning, refuse_same_seeds
+from plures.studies.tuned import tuned_specs
 from plures.tree import Params
 
 
@@ -84,6 +86,7 @@ def run(
 def compare(
     methods: list[str],
     values: dict[str, Any],
+    tuned: Path | None,
     seeds: str | None,
     equal: str,
     latex: bool,
@@ -95,8 +98,15 @@ def compare(
 ) -> None:
     console = make_console(to_stderr=as_json)
     loggers = makers(log)
+    if tuned is not None:
+        values = read_tuning(tuned).options() | values
+        methods = tuned_specs(tuned, methods)
+    if not methods:
+        raise UsageError("name two or more methods to compare")
     config = make_config(values)
     wanted = [config.seed] if seeds is None else whole_numbers("--seeds", seeds)
+    if tuned is not None:
+        refuse_same_seeds(read_tuning(tuned), wanted)
     if equal not in get_args(Equal):
         raise unknown("value of --equal", equal, get_args(Equal))
     comparison = Comparison(methods, config, wanted, cast(Equal, equal))

@@ -57,7 +57,8 @@ def make_column(head: str, words: str, stats: list[Stat | None], form: Form, wan
     return Column(head, words, cells)
 
 
-def _in_percent(value: float) -> str:
+def in_percent(value: float) -> str:
+    """A share in per cent."""
     return f"{100 * value:.2f}"
 
 
@@ -66,7 +67,8 @@ def _in_few(value: float) -> str:
     return f"{value:.0f}" if value == int(value) else f"{value:.1f}"
 
 
-def _in_thousands(value: float) -> str:
+def in_thousands(value: float) -> str:
+    """A large number with a unit."""
     for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= size:
             return f"{value / size:.1f} {unit}"
@@ -84,26 +86,26 @@ def _in_megabytes(value: float) -> str:
 # fmt: off
 QUALITY = (
     Asked("personal", "accuracy of clients' own models on their own test rows, %, mean over clients",
-          lambda s: s["personal"]["mean"], _in_percent, max),
+          lambda s: s["personal"]["mean"], in_percent, max),
     Asked("worst 5 %", "mean of the 5 % of clients that are served worst, %",
-          lambda s: s["personal"]["worst5"], _in_percent, max),
-    Asked("best 5 %", "mean of the 5 % that are served best, %", lambda s: s["personal"]["top5"], _in_percent),
-    Asked("spread", "standard deviation over clients, points", lambda s: s["personal"]["std"], _in_percent, min),
+          lambda s: s["personal"]["worst5"], in_percent, max),
+    Asked("best 5 %", "mean of the 5 % that are served best, %", lambda s: s["personal"]["top5"], in_percent),
+    Asked("spread", "standard deviation over clients, points", lambda s: s["personal"]["std"], in_percent, min),
     Asked("pooled", "accuracy of own models over all test rows, %",
-          lambda s: s["personal"]["pooled"], _in_percent, max),
+          lambda s: s["personal"]["pooled"], in_percent, max),
     Asked("generic", "accuracy of the one model for all over all test rows, %",
-          lambda s: s["generic"]["accuracy"], _in_percent, max),
+          lambda s: s["generic"]["accuracy"], in_percent, max),
     Asked("never drawn", "scored clients that never took part; they are served as new clients",
           lambda s: s["personal"]["never_trained"] or None, _in_few),
 )
 REWEIGHTED = Asked("reweighted", "own models on everybody's test rows, classes weighted as in the client's own, %",
-                   lambda s: s["personal"]["reweighted"], _in_percent, max)
+                   lambda s: s["personal"]["reweighted"], in_percent, max)
 COSTS = (
     Asked("down", "bytes to clients", lambda s: s["bytes"]["down"], in_bytes, min),
     Asked("up", "bytes from clients", lambda s: s["bytes"]["up"], in_bytes, min),
-    Asked("FLOPs", "of clients' training", lambda s: s["flops"], _in_thousands, min),
+    Asked("FLOPs", "of clients' training", lambda s: s["flops"], in_thousands, min),
     Asked("own models", "FLOPs of making all personal models once, beside training",
-          lambda s: s["personal_flops"] or None, _in_thousands, min),
+          lambda s: s["personal_flops"] or None, in_thousands, min),
     Asked("training", "seconds", lambda s: s["seconds"]["train"], _in_seconds, min),
     Asked("evaluation", "seconds", lambda s: s["seconds"]["evaluate"], _in_seconds),
     Asked("in all", "seconds", lambda s: s["seconds"]["total"], _in_seconds),

@@ -49,10 +49,11 @@ class Scene(NamedTuple):
 
 
 class Objects(NamedTuple):
-    """Data and a model that were given as objects, and not by name."""
+    """Data, a model and a split that were given as objects, and not by name."""
 
     data: Dataset | None = None
     model: Callable[..., nn.Module] | None = None  # makes it from shape, n_classes, n_tokens, as far as it takes them
+    split: partition.Split | None = None
 
 
 def load_data(config: Config) -> Dataset:
@@ -83,7 +84,7 @@ def make_scene(config: Config, split_file: Path | None = None, objects: Objects 
         config = config.model_copy(update={"model": default_model(data.y.ndim, data.n_tokens)})
     if config.partition is None:
         config = config.model_copy(update={"partition": "dirichlet:0.1" if data.client is None else "natural"})
-    split = _split(config, data, split_file)
+    split = _split(config, data, split_file) if objects.split is None else objects.split
     x, y = _as_float(torch.from_numpy(data.x), config), torch.from_numpy(partition.relabel(data.y, split))
     task = task_of(config, x[0], data.n_classes, data.n_tokens, objects.model)
     _check_labels(config, task, x, y)
