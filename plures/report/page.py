@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jinja2
 
 from plures._version import __version__
+from plures.errors import UsageError
 from plures.files import write_text
 from plures.report import interactive, looks, numbers
 from plures.report.figure import Figure, make_figure
@@ -195,6 +196,7 @@ def _make_sections(material: Material, notes: list[str]) -> list[Section]:
     ]
     found = [
         results,
+        _frame("ranks", "Over data sets", _draw_ranks(groups, notes)),
         _frame("time", "Over the rounds", [interactive.draw_rounds(groups)]),
         _frame("clients", "Client by client", clients),
         _frame("data", "The data", [interactive.draw_split(material.splits)]),
@@ -217,6 +219,16 @@ def _make_tables(groups: list[Group]) -> list[Section]:
         Section("results", "Results", [results], tabulate_results(groups), []),
         Section("cost", "What it cost", [costs], tabulate_costs(groups), []),
     ]
+
+
+def _draw_ranks(groups: list[Group], notes: list[str]) -> list[Figure | None]:
+    """The critical-difference diagram, where methods were run on several data sets."""
+    try:
+        found = numbers.rank_methods(groups)
+    except UsageError as error:  # scipy is not installed
+        notes.append(f"Ranks are not shown: {error}")
+        return []
+    return [] if found is None else [interactive.draw_ranks(found)]
 
 
 EPOCHS = {
