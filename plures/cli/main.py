@@ -188,6 +188,25 @@ def reproduce(
     _commands().reproduce(preset, scale, only or [], data_dir, workers, out, as_json, quiet, dry_run)
 
 
+@app.command()
+def claims(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(help="papers (FedALA, Fed-RoD, pFedLA, PLGU, AFML) or claims; all if left out", metavar="PAPER"),
+    ] = None,
+    data_dir: Annotated[str | None, typer.Option("--data-dir", help="folder of data sets")] = None,
+    workers: Workers = None,
+    out: Annotated[Path, typer.Option("--out", help="the folder of records; what is there is not run again")] = Path(
+        "claims"
+    ),
+    as_json: Json = False,
+    quiet: Quiet = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="tell what is missing, and how long it will take")] = False,
+) -> None:
+    """Test what the papers claim: methods tuned alike, other seeds scored, a verdict. It goes on where it stopped."""
+    _tuning().claims(words or [], data_dir, workers, out, as_json, quiet, dry_run)
+
+
 @app.command("list")
 def list_(what: Annotated[str, typer.Argument(help=", ".join(listing.LISTS))]) -> None:
     """The methods, data sets, models, partitions or presets that can be named."""

@@ -1,4 +1,4 @@
-"""What `plures tune` does, and how what it found is used by `plures compare --tuned`."""
+"""What `plures tune` and `plures claims` do."""
 
 import json
 from pathlib import Path
@@ -14,6 +14,8 @@ from plures.registry import doubting
 from plures.report.tuning import flops_of, n_failed, seconds_of, unspent, write_tuning_page
 from plures.runs.config import make_config
 from plures.runs.folders import new_folder
+from plures.runs.timing import duration
+from plures.studies.claims import Court, Finding, choose, load_claims, row
 from plures.studies.space import COMMON, read_space
 from plures.studies.tune import (
     Budget,
@@ -138,3 +140,61 @@ def resume_tuning(folder: Path, workers: int | None, trust: bool, as_json: bool,
     config = wanted.config.model_copy(update={"workers": workers or n_cores()})
     with doubting(folder, trust):
         play_tuning(wanted._replace(config=config), folder, as_json, quiet)
+
+
+def claims(
+    words: list[str],
+    data_dir: str | None,
+    workers: int | None,
+    out: Path,
+    as_json: bool,
+    quiet: bool,
+    dry_run: bool,
+) -> None:
+    import_optuna()
+    console = make_console(to_stderr=as_json)
+    n = workers or n_cores()
+    shared: dict[str, Any] = {"workers": n} | ({"data_dir": data_dir} if data_dir else {})
+    book = load_claims()
+    court = Court(book, out, shared, lambda line: None if quiet else tell(console, line))
+    chosen = choose(book, words)
+    if dry_run:
+        _tell_missing(court, list(chosen.values()), n)
+        return
+    found: dict[str, Finding] = {}
+    tried: dict[str, Finding] = {}
+    for name, claim in chosen.items():
+        found[name] = court.test(claim)
+        if found[name].verdict != "holds":
+            tried[name] = court.explain(claim)
+    if as_json:
+        both = {name: one._asdict() | {"with_one_change": _plain(tried.get(name))} for name, one in found.items()}
+        print(
+            json.dumps(
+                {name: one | {"difference": one["difference"]._asdict()} for name, one in both.items()}, indent=2
+            )
+        )
+        return
+    table = Table(box=box.SIMPLE, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False)
+    for head in ("claim", "ours, %", "difference [95 %]", "verdict"):
+        table.add_column(head, no_wrap=head != "claim")
+    for name, claim in chosen.items():
+        table.add_row(*row(name, claim, found[name]))
+        if name in tried:
+            table.add_row(f"  with {claim.explain.change}", *row(name, claim, tried[name])[1:])
+    console.print(table)
+    tell(console, f"records: {out}")
+
+
+def _plain(found: Finding | None) -> dict[str, Any] | None:
+    return None if found is None else found._asdict() | {"difference": found.difference._asdict()}
+
+
+def _tell_missing(court: Court, claims: list[Any], workers: int) -> None:
+    """What is to be run still, and for how long."""
+    console, total = make_console(to_stderr=False), 0.0
+    for (scene, method, objective), n in court.missing(claims).items():
+        seconds = n * court.stages[scene].seconds(method)
+        total += seconds
+        tell(console, f"{scene}: {method} by {objective}: about {n:.0f} whole runs, {duration(seconds)} on one core")
+    tell(console, f"in all about {duration(total)} on one core, {duration(total / workers)} on {workers}")

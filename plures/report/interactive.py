@@ -287,10 +287,9 @@ def draw_ranks(found: Ranks) -> Figure:
     below = gap * (len(bars) + 1)
     height = 130 + 30 * (rows + round(below))
     figure = base_figure(height, hovermode=False)
-    ink = {"color": INK, "width": 1.3}
 
-    def line(x: list[float], y: list[float], **style: Any) -> None:
-        figure.add_scatter(x=x, y=y, mode="lines", line=ink | style, hoverinfo="skip")
+    def line(x: list[float], y: list[float], width: float = 1.3) -> None:
+        figure.add_scatter(x=x, y=y, mode="lines", line={"color": INK, "width": width}, hoverinfo="skip")
 
     def words(x: float, y: float, text: str, where: str, size: int = 13) -> None:
         font = {"color": INK, "size": size}

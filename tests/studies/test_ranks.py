@@ -108,7 +108,7 @@ def compared(tmp_path_factory):
 
 
 def test_a_comparison_over_data_sets_ranks_methods_by_their_mean_over_seeds(compared):
-    rows = list(csv.DictReader((compared / "ranks.csv").open()))
+    rows = list(csv.DictReader((compared / "ranks.csv").read_text().splitlines()))
     assert {row["method"] for row in rows} == {"local", "fedavg", "ditto"}
     runs = [
         json.loads((compared / "one" / f"seed-{s}" / rows[0]["method"] / "summary.json").read_text()) for s in (0, 1)
