@@ -115,9 +115,9 @@ def _table(wanted: Tuning, found: list[Tuned]) -> Table:
     for one in found:
         table.add_row(
             one.method,
-            f"{100 * one.default.scores[one.rounds]:.2f}",
-            f"{100 * one.best.scores[one.rounds]:.2f}",
-            f"{100 * one.gain:+.2f} ± {100 * one.error:.2f}",
+            one.text(one.default.scores[one.rounds]),
+            one.text(one.best.scores[one.rounds]),
+            f"{one.points(one.gain)} ± {one.points(one.error)[1:]}",
             str(len(one.trials)),
             str(len(one.whole)),
             str(n_failed(one)),
@@ -126,7 +126,8 @@ def _table(wanted: Tuning, found: list[Tuned]) -> Table:
             unspent(one, wanted.budget),
         )
     table.caption = (
-        "scores on validation rows, %; ±: standard error of the clients' differences; the best is used if it is above "
+        f"{found[0].metric.word} on validation rows; gain: how much better it is; ±: standard error of the clients' "
+        "differences; the best is used if it is above "
         f"the default by more than that; unspent: of the budget, {wanted.budget}"
     )
     return table

@@ -6,15 +6,15 @@ from pathlib import Path
 from plures.report.figure import Choice, Figure, make_figure
 from plures.report.looks import INK, colour, dash, marker
 from plures.report.page import Page, Section, put_together
-from plures.report.plotly_kit import base_figure, read_script, to_percents
-from plures.report.tables import Column, TableCell, in_percent, in_thousands
+from plures.report.plotly_kit import base_figure, read_script, to_percents, to_shown
+from plures.report.tables import Column, TableCell, in_thousands
 from plures.studies.tune import Objective, Tuning
 from plures.studies.tuned import Tuned
 
 MEASURES: dict[Objective, str] = {
-    "personal": "accuracy of clients' own models, mean over clients",
-    "worst5": "accuracy of the 5 % of clients that are served worst",
-    "generic": "accuracy of the one model for all",
+    "personal": "of clients' own models, mean over clients",
+    "worst5": "of the 5 % of clients that are served worst",
+    "generic": "of the one model for all",
 }
 
 
@@ -28,7 +28,8 @@ def write_tuning_page(wanted: Tuning, found: list[Tuned], to: Path) -> Path:
     config = wanted.config
     seeds = ", ".join(map(str, wanted.seeds))
     what = [
-        f"{wanted.trials} trials of each method on {config.data}, by the {MEASURES[wanted.objective]}, on validation "
+        f"{wanted.trials} trials of each method on {config.data}, by the "
+        f"{found[0].metric.word} {MEASURES[wanted.objective]}, on validation "
         f"rows of seed{'s' if len(wanted.seeds) > 1 else ''} {seeds}. Test rows were not read.",
         f"All trials play {wanted.rungs[0]} rounds, the better third of all so far goes on to "
         + ", and again a third to ".join(map(str, wanted.rungs[1:]))
@@ -59,10 +60,10 @@ def tabulate(wanted: Tuning, found: list[Tuned]) -> list[Column]:
 
     unit = {"trials": "trials", "flops": "FLOPs", "seconds": "seconds"}[wanted.budget]
     return [
-        column("default", "score of trial 1, %", lambda t: in_percent(_score(t, 0)), lambda t: _score(t, 0)),
-        column("best", "score of the best trial, %", lambda t: in_percent(_best(t)), _best),
-        column("gain", "best minus default, points", lambda t: f"{100 * t.gain:+.2f}", lambda t: t.gain),
-        column("error", "standard error of that difference", lambda t: f"{100 * t.error:.2f}", lambda t: t.error),
+        column("default", "score of trial 1", lambda t: t.text(_score(t, 0)), lambda t: _score(t, 0)),
+        column("best", "score of the best trial", lambda t: t.text(_best(t)), _best),
+        column("gain", "how much better the best is", lambda t: t.points(t.gain), lambda t: t.gain),
+        column("error", "standard error of that", lambda t: t.points(t.error)[1:], lambda t: t.error),
         column("trials", "how many there were", lambda t: str(len(t.trials)), lambda t: len(t.trials)),
         column("to the end", "trials with all rounds", lambda t: str(len(t.whole)), lambda t: len(t.whole)),
         column("failed", "trials that could not be run", lambda t: str(n_failed(t)), lambda t: n_failed(t)),
@@ -103,20 +104,21 @@ def unspent(one: Tuned, unit: str) -> str:
 
 def draw_curves(found: list[Tuned]) -> Figure:
     """The best score so far over the trials."""
-    figure = base_figure(400, xaxis_title_text="trials", yaxis_title_text="best so far, %")
+    metric = found[0].metric
+    figure = base_figure(400, xaxis_title_text="trials", yaxis_title_text=f"best so far, {metric.title}")
     for look, one in enumerate(found):
         x, y = zip(*one.curve(), strict=True)
         figure.add_scatter(
             x=list(x),
-            y=to_percents(y),
+            y=to_shown(metric, [metric.sign * value for value in y]),
             name=one.method,
             legendgroup=one.method,
             mode="lines+markers",
             line={"color": colour(look), "dash": dash(look), "width": 2.2, "shape": "hv"},
             marker={"symbol": marker(look), "size": 6, "color": colour(look)},
-            hovertemplate=f"<b>{one.method}</b><br>after %{{x}} trials: %{{y:.2f}} %<extra></extra>",
+            hovertemplate=f"<b>{one.method}</b><br>after %{{x}} trials: %{{y:.5~g}}{metric.unit}<extra></extra>",
         )
-    ends = ", ".join(f"{one.method} {100 * _best(one):.2f} %" for one in found)
+    ends = ", ".join(f"{one.method} {one.text(_best(one))}" for one in found)
     return make_figure(
         "best-so-far",
         "The best so far",

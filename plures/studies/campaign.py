@@ -101,7 +101,7 @@ class Stage:
         about = {key: x for key, x in row_of(found).items() if key not in ("method", "budget", "spent")}
         self.records.add("tuned", f"{method} {objective}", about)
         shutil.rmtree(folder)
-        self.say(f"{self.name}: {method} is tuned to {found.spec}, {100 * found.gain:+.2f} points on validation rows")
+        self.say(f"{self.name}: {method} is tuned to {found.spec}, {found.points(found.gain)} on validation rows")
         return found.spec
 
     def score(self, spec: str, seed: int, changes: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import numpy as np
 
 from plures.errors import UsageError
 from plures.files import write_text
+from plures.learn.metrics import ACCURACY, Metric
 from plures.runs.results import write_csv
 from plures.studies.tables import tex
 
@@ -33,6 +34,11 @@ class Ranks(NamedTuple):
     ranks: np.ndarray  # [block, method]
     p: float | None  # Friedman's; None for two methods
     critical: float  # Nemenyi's critical difference of mean ranks
+    metrics: list[Metric]  # what the scores of each block are
+
+    def text(self, block: int, method: int) -> str:
+        """A score as it is read."""
+        return self.metrics[block].text(float(self.scores[block, method])).removesuffix(" %")
 
     @property
     def mean(self) -> np.ndarray:
@@ -53,8 +59,11 @@ def rank_row(values: np.ndarray) -> np.ndarray:
     return np.array([1 + (values > x).sum() + ((values == x).sum() - 1) / 2 for x in values])
 
 
-def make_ranks(table: Mapping[str, Mapping[str, float]]) -> Ranks | None:
-    """From data set -> method -> score; None unless two or more methods were run on two or more data sets."""
+def make_ranks(table: Mapping[str, Mapping[str, float]], metrics: Mapping[str, Metric] | None = None) -> Ranks | None:
+    """From data set -> method -> score; None unless two or more methods were run on two or more data sets.
+
+    metrics: data set -> what its scores are, if not accuracies.
+    """
     blocks = list(table)
     methods = (
         [method for method in table[blocks[0]] if all(method in table[block] for block in blocks)] if blocks else []
@@ -62,10 +71,12 @@ def make_ranks(table: Mapping[str, Mapping[str, float]]) -> Ranks | None:
     if len(blocks) < 2 or len(methods) < 2:
         return None
     scores = np.array([[table[block][method] for method in methods] for block in blocks])
-    ranks = np.array([rank_row(row) for row in scores])
+    found = [(metrics or {}).get(block, ACCURACY) for block in blocks]
+    ranks = np.array([rank_row(metric.sign * row) for metric, row in zip(found, scores, strict=True)])
     order = np.argsort(ranks.mean(0), kind="stable")
     scores, ranks, methods = scores[:, order], ranks[:, order], [methods[i] for i in order]
-    return Ranks(methods, blocks, scores, ranks, friedman(ranks), critical_difference(len(methods), len(blocks)))
+    critical = critical_difference(len(methods), len(blocks))
+    return Ranks(methods, blocks, scores, ranks, friedman(ranks), critical, found)
 
 
 def _distributions() -> Any:
@@ -141,8 +152,8 @@ def latex_table(found: Ranks) -> str:
     for i, method in enumerate(found.methods):
         cells = [tex(method)]
         for k in range(len(found.blocks)):
-            text = f"{100 * found.scores[k, i]:.2f}"
-            cells.append(rf"\textbf{{{text}}}" if found.scores[k, i] == found.scores[k].max() else text)
+            text = found.text(k, i)
+            cells.append(rf"\textbf{{{text}}}" if found.ranks[k, i] == found.ranks[k].min() else text)
         text = f"{found.mean[i]:.2f}"
         cells.append(rf"\textbf{{{text}}}" if found.mean[i] == found.mean.min() else text)
         out.append(" & ".join(cells) + r" \\")

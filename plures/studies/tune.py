@@ -10,6 +10,7 @@ Test rows are not in the data that trials are given; what they are scored on are
 """
 
 import logging
+import math
 import multiprocessing
 import os
 import shutil
@@ -29,12 +30,13 @@ from plures.data.partition import Split
 from plures.data.population import draw_validation
 from plures.errors import RunFailed, UsageError
 from plures.files import lock_in_turn, read_toml, to_toml, try_lock, write_text
+from plures.learn.metrics import METRICS
 from plures.methods.search import rounded
 from plures.methods.spec import make_method
 from plures.runs.callbacks import Say, say_nothing
 from plures.runs.config import HOW_IT_IS_RUN, Config, make_config
 from plures.runs.folders import folder_name
-from plures.runs.results import accuracies, generic_scores, personal_scores
+from plures.runs.results import generic_scores, personal_scores
 from plures.runs.scene import GIVEN, Objects, Scene, load_data, make_scene
 from plures.runs.simulation import Simulation
 from plures.simulate.evaluate import Evaluation
@@ -425,8 +427,9 @@ def _n_of_last(trials: list[Any]) -> int:
 def _line(method: str, trials: list[Any], last: int) -> str:
     """How far a method is, in a line."""
     whole = [t.intermediate_values[last] for t in trials if last in t.intermediate_values]
-    first, best = 100 * trials[0].intermediate_values.get(last, 0.0), 100 * max(whole, default=0.0)
-    return f"{method}: {len(trials)} trials, {len(whole)} of them to the end; default {first:.2f} %, best {best:.2f} %"
+    metric = METRICS[trials[0].user_attrs["metric"]]
+    first, best = (metric.text(metric.sign * value) for value in (whole[0], max(whole)))
+    return f"{method}: {len(trials)} trials, {len(whole)} of them to the end; default {first}, best {best}"
 
 
 # One trial
@@ -435,9 +438,11 @@ def _line(method: str, trials: list[Any], last: int) -> str:
 def without_test_rows(data: Dataset, split: Split, share: float, seed: int) -> Objects:
     """The data without any test row, and its split: validation rows are what clients are tested on."""
     train, validation = draw_validation(split.train, share, seed)
+    if data.encode is not None:  # scales and categories come from the rows that trials train on
+        data = data.encode(np.concatenate(train))
     rows = np.unique(np.concatenate([*train, *validation]))
-    client = None if data.client is None else data.client[rows]
-    kept = data._replace(x=data.x[rows], y=data.y[rows], n_train=len(rows), client=client)
+    client, time = (None if one is None else one[rows] for one in (data.client, data.time))
+    kept = data._replace(x=data.x[rows], y=data.y[rows], n_train=len(rows), client=client, time=time, encode=None)
     places = [[np.searchsorted(rows, own) for own in part] for part in (train, validation)]
     return Objects(data=kept, split=Split(places[0], places[1], split.labels))
 
@@ -471,21 +476,30 @@ class Trials:
 
     def play(self, job: Job, values: dict[str, Any]) -> tuple[float, dict[str, Any]]:
         """The mean score of a trial over its seeds after the rounds of a rung, and what it has cost so far."""
-        found, flops, seconds, clients = [], 0, 0.0, []
+        found, flops, seconds, clients, metric = [], 0, 0.0, [], ""
         try:
             for seed in self.wanted.seeds:
                 folder = self.place(job) / f"seed-{seed}"
                 folder.mkdir(parents=True, exist_ok=True)
                 evaluation, rows = play_until(self.scene(job.method, values, seed), folder, job.rung)
                 found.append(score(evaluation, self.wanted.objective))
-                clients += [round(float(x), 6) for x in accuracies(evaluation.personal)]
+                clients += _of_clients(evaluation)
+                metric = evaluation.metric.name
                 flops += sum(row.flops for row in rows)
                 seconds += sum(row.train_seconds for row in rows)
         except (RunFailed, UsageError) as failure:
             if job.number == 0:
                 raise  # the default must run
-            return 0.0, {"failed": str(failure), "flops": flops, "seconds": seconds}
-        return float(np.mean(found)), {"flops": flops, "seconds": seconds, "clients": clients}
+            return -math.inf, {"failed": str(failure), "flops": flops, "seconds": seconds}
+        about = {"flops": flops, "seconds": seconds, "clients": clients, "metric": metric}
+        return float(np.mean(found)), about
+
+
+def _of_clients(evaluation: Evaluation) -> list[float | None]:
+    """How well each client is served, the more the better; None where the metric says nothing."""
+    values = evaluation.values("personal")
+    each = [] if values is None else (evaluation.metric.sign * values.each).tolist()
+    return [None if math.isnan(value) else round(value, 6) for value in each]
 
 
 def play_until(scene: Scene, folder: Path, n_rounds: int) -> tuple[Evaluation, list[Any]]:
@@ -505,13 +519,14 @@ def play_until(scene: Scene, folder: Path, n_rounds: int) -> tuple[Evaluation, l
 
 
 def score(evaluation: Evaluation, objective: Objective) -> float:
-    """The number that is searched for: of validation rows."""
+    """The number that is searched for, of validation rows: the metric that the run goes by, the more the better."""
+    sign = evaluation.metric.sign
     if objective == "generic":
         found = generic_scores(evaluation)
         if found is None:
             raise RunFailed("this method has no model for all to be tuned by; choose --objective personal")
-        return float(found["accuracy"])
-    return personal_scores(evaluation)["mean" if objective == "personal" else "worst5"]
+        return sign * float(found["pooled"])
+    return sign * personal_scores(evaluation)["mean" if objective == "personal" else "worst5"]
 
 
 # The whole

@@ -8,6 +8,7 @@ import numpy as np
 
 from plures.errors import UsageError
 from plures.files import read_toml, to_toml, write_text
+from plures.learn.metrics import METRICS, Metric
 from plures.runs.results import write_csv
 from plures.studies.tune import Studies, Tuning, cost_until, read_tuning, spent
 
@@ -20,8 +21,8 @@ class Trial(NamedTuple):
 
     number: int
     values: dict[str, Any]
-    scores: dict[int, float]  # rounds -> what it was worth
-    clients: list[float]  # accuracy of every client's own model on its validation rows, seed after seed
+    scores: dict[int, float]  # rounds -> what it was worth, the more the better: an error has a minus sign
+    clients: list[float | None]  # of every client's own model on its validation rows, seed after seed
     flops: float
     seconds: float
     failed: str  # why it could not be run; else empty
@@ -36,6 +37,7 @@ class Tuned(NamedTuple):
     rounds: int  # of a whole run
     spent: float  # in the unit of the budget
     budget: float
+    metric: Metric
     importance: dict[str, float]  # setting -> share of what settings explain; empty where there were too few trials
 
     @property
@@ -60,13 +62,22 @@ class Tuned(NamedTuple):
     @property
     def error(self) -> float:
         """The standard error of the mean difference between the best and the default, client by client."""
-        each = np.array(self.best.clients) - np.array(self.default.clients)
+        both = zip(self.best.clients, self.default.clients, strict=True)
+        each = [own - other for own, other in both if own is not None and other is not None]
         return float(np.std(each, ddof=1) / math.sqrt(len(each))) if len(each) > 1 else 0.0
 
     @property
     def is_kept(self) -> bool:
         """Whether the default is kept: nothing was better by more than the standard error."""
         return self.gain <= self.error
+
+    def text(self, score: float) -> str:
+        """A score as it is read."""
+        return self.metric.text(self.metric.sign * score)
+
+    def points(self, difference: float) -> str:
+        """A difference of scores as it is read; more is better."""
+        return f"{100 * difference:+.2f}" if self.metric.is_share else f"{difference:+.3g}"
 
     def curve(self) -> list[tuple[int, float]]:
         """(trials so far, the best score so far)."""
@@ -91,7 +102,9 @@ def read_tuned(folder: Path) -> tuple[Tuning, list[Tuned]]:
         cost = spent(wanted, raw)
         if wanted.budget == "trials" or k == 0:
             total = float(wanted.trials) if wanted.budget == "trials" else cost
-        found = Tuned(method, method, trials, last, cost, total, _importance(studies, raw, wanted.rungs[0]))
+        metric = METRICS[raw[0].user_attrs["metric"]]
+        importance = _importance(studies, raw, wanted.rungs[0])
+        found = Tuned(method, method, trials, last, cost, total, metric, importance)
         values = found.default.values if found.is_kept else found.best.values
         out.append(found._replace(spec=wanted.space(method).spec(method, values)))
     return wanted, out
@@ -138,6 +151,7 @@ def row_of(one: Tuned) -> dict[str, Any]:
     """A method's line of the table."""
     return {
         "method": one.method,
+        "metric": one.metric.name,
         "default": one.default.scores[one.rounds],
         "best": one.best.scores[one.rounds],
         "gain": one.gain,

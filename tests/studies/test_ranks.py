@@ -9,6 +9,7 @@ import pytest
 
 from plures.cli.main import call
 from plures.errors import UsageError
+from plures.learn.metrics import ACCURACY, METRICS
 from plures.report import numbers
 from plures.report.records import find_run_folders, group_runs, read_record
 from plures.runs.config import make_config
@@ -36,6 +37,12 @@ def test_mean_ranks_put_the_best_first():
     assert found.scores[2].tolist() == [0.6, 0.7, 0.5]
 
 
+def test_where_less_is_better_the_smallest_error_is_first():
+    errors = {name: {"x": 3.0, "y": 1.0} for name in "ab"}
+    found = ranks.make_ranks(errors, {name: METRICS["rmse"] for name in "ab"})
+    assert found.methods == ["y", "x"] and found.text(0, 0) == "1"
+
+
 def test_friedman_is_scipys_with_iman_and_davenports_correction():
     found = ranks.make_ranks(TABLE)
     chi2 = stats.friedmanchisquare(*found.scores.T).statistic
@@ -53,9 +60,8 @@ def test_critical_differences_are_those_of_the_published_table(k, q):
 
 
 def of_means(mean, critical):
-    return ranks.Ranks(
-        [f"m{i}" for i in range(len(mean))], ["a", "b"], np.zeros((2, len(mean))), np.array([mean] * 2), 0.5, critical
-    )
+    names, scores = [f"m{i}" for i in range(len(mean))], np.zeros((2, len(mean)))
+    return ranks.Ranks(names, ["a", "b"], scores, np.array([mean] * 2), 0.5, critical, [ACCURACY] * 2)
 
 
 def test_bars_join_the_longest_rows_of_methods_that_do_not_differ():

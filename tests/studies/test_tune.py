@@ -1,6 +1,7 @@
 """Tuning: the same trials however it is run, test rows that nobody reads, budgets, spaces, and what is made of it."""
 
 import json
+import math
 import os
 import signal
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import plures
 from plures.cli.main import call
 from plures.data import sources
+from plures.data.dataset import Target
 from plures.errors import RunFailed, UsageError
 from plures.learn.solver import Solver
 from plures.methods import ADDONS, METHODS
@@ -185,7 +187,7 @@ def test_settings_that_diverge_are_recorded_and_do_not_end_the_study(tmp_path):
     ranges = {"fedavg": {"lr": [0.05, 1e30], "epochs": 1}}
     [found] = study(tmp_path, wanted_of(trials=2, ranges=ranges))
     bad = found.trials[1]
-    assert bad.scores == {1: 0.0} and "not finite" in bad.failed.replace("not a finite number", "not finite")
+    assert bad.scores == {1: -math.inf} and "not finite" in bad.failed.replace("not a finite number", "not finite")
     assert found.best.number == 0 and found.is_kept and found.spec == "fedavg:epochs=1"
 
 
@@ -363,6 +365,19 @@ def test_tuning_from_python(tmp_path):
     assert call(["resume", str(tmp_path)]) == 2
 
 
+def test_where_an_error_is_measured_less_is_better():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(80, 4)).astype(np.float32)
+    y = (x @ np.array([1.0, 2.0, 0.0, -1.0]) + 3).astype(np.float32)
+    data = plures.Dataset("mine", x, y, 1, 80, None, target=Target("number"))
+    options = {"rounds": 4, "partition": "iid", "clients": 4}
+    found = plures.tune(["fedavg"], trials=4, data=data, options=options)["fedavg"]
+    assert found.metric.name == "rmse" and all(score < 0 for trial in found.whole for score in trial.scores.values())
+    assert found.best.scores[4] >= found.default.scores[4] and "%" not in found.text(found.best.scores[4])
+    alone = plures.run("fedavg", data=data, validation=0.2, **options)
+    assert -found.default.scores[4] == pytest.approx(alone.rounds[-1]["validation_mean"], rel=1e-5)
+
+
 def test_the_default_is_kept_unless_it_is_beaten_by_more_than_the_error(alone):
     one = alone[0]
     trials = [trial._replace(scores=dict(trial.scores), clients=list(trial.clients)) for trial in one.trials]
@@ -375,5 +390,5 @@ def test_the_default_is_kept_unless_it_is_beaten_by_more_than_the_error(alone):
 
 def test_tables_are_written(alone, tmp_path):
     write_tuned(tmp_path, alone)
-    assert (tmp_path / "tuning.csv").read_text().startswith("method,default,best,gain")
+    assert (tmp_path / "tuning.csv").read_text().startswith("method,metric,default,best,gain")
     assert "after_4" in (tmp_path / "trials.csv").read_text().splitlines()[0]
