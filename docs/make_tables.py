@@ -7,12 +7,18 @@ DIR holds the folder tables. Records are in docs/results/table-NAME.json.
 """
 
 import argparse
+import csv
+import gzip
 import json
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 import numpy as np
+import plotly
+from PIL import Image
 from sklearn.linear_model import LogisticRegression, Ridge
 
 import plures
@@ -27,12 +33,46 @@ from plures.simulate.evaluate import values_of
 HERE = Path(__file__).parent
 RECORDS = HERE / "results"
 SEEDS = (0, 1, 2)
+FEW = ["local", "fedavg", "ditto", "fedper"]  # methods of the examples that are no tables
 POOLED, ALONE = "scikit-learn, all rows together", "scikit-learn, each client alone"
 
 
 class Table(NamedTuple):
     title: str
     options: dict[str, Any]
+    lay_out: Callable[[Path, Path], Path] | None = None  # from the data folder into another; else it is a table there
+
+
+def femnist_images(data: Path, out: Path) -> Path:
+    """Images of ten writers in folders WRITER/CLASS/number.png."""
+    arrays = np.load(data / "femnist.npz")
+    client = arrays["client" if "client" in arrays else "writer"]
+    for row in np.flatnonzero((client < 10) & (arrays["y"] < 10)):
+        path = out / f"writer {client[row]}" / str(arrays["y"][row]) / f"{row}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(arrays["x"][row]).save(path)
+    return out
+
+
+def news_texts(data: Path, out: Path) -> Path:
+    """The test part of AG News in folders READER/CLASS/number.txt; every reader likes one class most."""
+    names = ("world", "sports", "business", "science")
+    rng = np.random.default_rng(0)
+    with open(data / "ag_news_csv" / "test.csv", encoding="utf-8", newline="") as file:
+        for row, (label, title, words) in enumerate(csv.reader(file)):
+            reader = int(label) - 1 if rng.random() < 0.7 else int(rng.integers(4))
+            path = out / f"reader {4 * int(rng.integers(2)) + reader}" / names[int(label) - 1] / f"{row}.txt"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"{title} {words}", "utf-8")
+    return out
+
+
+def life_expectancy(data: Path, out: Path) -> Path:
+    """Gapminder's life expectancy of 142 countries, every five years; it comes with plotly."""
+    source = Path(plotly.__file__).parent / "package_data" / "datasets" / "gapminder.csv.gz"
+    path = out / "gapminder.csv"
+    path.write_bytes(gzip.decompress(source.read_bytes()))
+    return path
 
 
 COMMON: dict[str, Any] = {"rounds": 40, "eval_every": 0}
@@ -50,6 +90,18 @@ TABLES: dict[str, Table] = {
         "Scores in mathematics, 80 schools",
         {"client_column": "sch", "target": "math", "drop": "id,read,tch"},
     ),
+    "femnist-images": Table(
+        "Images in folders: handwritten digits of ten writers", {"model": "hncnn", "metrics": "all"}, femnist_images
+    ),
+    "news-texts": Table("Texts in folders: news of eight readers", {"metrics": "all", "lr": 0.5}, news_texts),
+    "gapminder": Table(
+        "Windows of a time series: life expectancy of 142 countries",
+        {
+            **{"client_column": "country", "target": "lifeExp", "time_column": "year", "window": 4},
+            **{"drop": "continent,iso_alpha,iso_num", "model": "resnet1d:16,2", "lr": 0.02},
+        },
+        life_expectancy,
+    ),
 }
 
 
@@ -59,14 +111,19 @@ def record_of(name: str) -> dict[str, Any]:
 
 
 def options_of(name: str, data_dir: str) -> dict[str, Any]:
-    return COMMON | TABLES[name].options | {"data": f"{data_dir}/tables/{name}.csv"}
+    table = TABLES[name]
+    if table.lay_out is None:
+        return COMMON | table.options | {"data": f"{data_dir}/tables/{name}.csv"}
+    out = Path(tempfile.mkdtemp())
+    return COMMON | table.options | {"data": str(table.lay_out(Path(data_dir), out))}
 
 
 def run(name: str, data_dir: str, methods: list[str]) -> None:
     record, options = record_of(name), options_of(name, data_dir)
     for seed in SEEDS:
         done = record.setdefault(str(seed), {})
-        for method in (POOLED, ALONE, *methods):
+        is_table = TABLES[name].lay_out is None
+        for method in [POOLED, ALONE, *methods] if is_table else [one for one in methods if one in FEW]:
             if method in done:
                 continue
             try:
@@ -123,9 +180,11 @@ def page_of(name: str) -> list[str]:
     if not record:
         return []
     options = COMMON | TABLES[name].options
-    metric = METRICS[options.get("metric", "rmse")]
+    is_table = TABLES[name].lay_out is None
+    metric = METRICS[options.get("metric", "rmse" if "target" in options else "accuracy")]
+    where = f"tables/{name}.csv" if is_table else name
     words = " ".join(f"--{key.replace('_', '-')} {value}" for key, value in options.items())
-    lines = [f"## {TABLES[name].title}", "", "```", f"plures run METHOD --data tables/{name}.csv {words}", "```", ""]
+    lines = [f"## {TABLES[name].title}", "", "```", f"plures run METHOD --data {where} {words}", "```", ""]
     better = "higher is better" if metric.is_higher_better else "lower is better"
     lines += [f"{metric.title} ({better}), mean and standard deviation over {len(record)} seeds.", ""]
     lines += ["| method | mean of clients | all rows | worst 5 % |", "|---|---|---|---|"]
@@ -138,6 +197,8 @@ def page_of(name: str) -> list[str]:
     for method in order:
         cells = [cell([one[key] for one in rows[method]], metric) for key in ("mean", "pooled", "worst5")]
         lines.append(f"| {method if method in (POOLED, ALONE) else f'`{method}`'} | {' | '.join(cells)} |")
+    if not is_table:
+        return [*lines, ""]
     refused = [method for method in record["0"] if "refused" in record["0"][method]]
     best = max((POOLED, ALONE), key=lambda one: metric.sign * fmean(each["pooled"] for each in rows[one]))
     line = metric.sign * fmean(each["pooled"] for each in rows[best])
@@ -157,9 +218,10 @@ def write() -> None:
         "# Real tables, beside scikit-learn",
         "",
         "Four public tables whose rows belong to districts, communities or schools. Every number was written by",
-        "`python docs/make_tables.py write` from runs that `python docs/make_tables.py run --data-dir DIR` recorded. The",
-        "models of scikit-learn are logistic or ridge regression on the same encoded rows, one of all training rows",
-        "together, which no federation could have, and one of each client's own.",
+        "`python docs/make_tables.py write` from runs that `python docs/make_tables.py run --data-dir DIR` recorded.",
+        "The models of scikit-learn are logistic or ridge regression on the same encoded rows, one of all training",
+        "rows together, which no federation could have, and one of each client's own. After them, one example each of",
+        "images and texts in folders, and of a time series; `docs/make_tables.py` has the functions that lay them out.",
         "",
     ]
     for name in TABLES:
