@@ -13,6 +13,7 @@ from plures.learn.fit import fit
 from plures.learn.task import Task
 from plures.methods.addons.base import Addon
 from plures.methods.base import NO_TERMS, setting
+from plures.methods.search import among
 from plures.tree import Params, Tree
 
 PRIVATE: dict[str, Callable[[Task, str], bool]] = {
@@ -39,6 +40,7 @@ class KeepLocal(Addon):
     private: str = setting(
         "head",
         "what stays with the client: head, body, batch-norm, statistics, nothing, or several joined by /",
+        search=among("head", "body", "batch-norm", "nothing").if_named(),
     )
 
     def __post_init__(self):
