@@ -29,6 +29,8 @@ def run(
     data: Data = "digits",
     data_dir: str | Path | None = None,
     model: Model | None = None,
+    freeze: str | None = None,
+    train: str | None = None,
     share: float = 1.0,
     partition: str | None = None,
     split: str | Path | None = None,
@@ -90,6 +92,9 @@ def run(
         data_dir: the folder that named data sets are looked for in.
         model: the name of a model, `module:Class`, an `nn.Module` (its weights are where training starts), or a
             function that makes one from the arguments shape, n_classes and n_tokens, as far as it takes them.
+        freeze: weights that do not train: `head`, `body`, or names of layers or tensors, in which * stands for
+            anything, joined by commas. Weights of an `nn.Module` with `requires_grad=False` do not train either.
+        train: weights that train, named in the same way; all others do not.
         share: the share of the rows of each class that is used.
         partition: how rows are dealt to clients, as `dirichlet:0.1`; if left out `natural`, or `dirichlet:0.1` where
             the data has no clients of its own.
@@ -152,7 +157,8 @@ def run(
 def compare(
     methods: Sequence[str], *, seeds: Sequence[int] = (0,), equal: Equal = "rounds",
     settings: dict[str, Value] | None = None, data: Data = "digits", data_dir: str | Path | None = None,
-    model: Model | None = None, share: float = 1.0, partition: str | None = None, split: str | Path | None = None,
+    model: Model | None = None, freeze: str | None = None, train: str | None = None,
+    share: float = 1.0, partition: str | None = None, split: str | Path | None = None,
     min_rows: int = 0, test_share: float = 0.25, clients: int | None = None, participation: float = 1.0,
     rounds: int = 20, epochs: int = 1, steps: int | None = None, batch: int = 10, lr: float = 0.05,
     lr_decay: float = 1.0, lr_decay_every: int = 1,

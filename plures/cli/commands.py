@@ -214,6 +214,8 @@ def show(spec: str, values: dict[str, Any]) -> None:
     scene = make_scene(make_config(values))
     config = scene.config
     where = f"With model {config.model} on {config.data} and {config.clients} clients"
+    if trained := scene.task.trained_in_words:
+        where += f" ({trained})"
     tell(make_console(to_stderr=False), about_method(spec, describe(scene), where))
 
 
@@ -251,7 +253,7 @@ def export(folder: Path, client: str, out: Path, trust: bool) -> None:
     console = make_console(to_stderr=False)
     _refuse_other_formats(out)
     with doubting(folder, trust), open_simulation(folder, lambda line: tell(console, line)) as opened:
-        model = opened.personal_model(_client_number(client, opened.state.scene.names))
+        model = opened.whole_model(_client_number(client, opened.state.scene.names))
         config, round = opened.state.scene.config, opened.state.round
     _write_model(out, model, {"method": config.method, "model": str(config.model), "client": str(client)})
     n_weights = sum(x.numel() for x in model.values())
@@ -276,8 +278,8 @@ def adapt(
             found = from_rows(opened.state, client_data, epochs)
         else:
             found = from_counts(opened.state, whole_numbers("--class-counts", str(class_counts)))
-        config = opened.state.scene.config
-    _write_model(out, found.model, {"method": config.method, "model": str(config.model)})
+        config, task = opened.state.scene.config, opened.state.scene.task
+    _write_model(out, task.whole(found.model), {"method": config.method, "model": str(config.model)})
     if as_json:
         print(json.dumps(found.summary | {"model": str(out)}, indent=2))
         return

@@ -35,6 +35,8 @@ def diagnosis(scene: Scene) -> list[str]:
         mark = "  <- head" if layer == task.head or task.is_head(names[0]) else ""
         shapes = ", ".join("x".join(map(str, task.initial[name].shape)) for name in names)
         lines.append(f"           {layer}: {shapes}{mark}")
+    if task.frozen:
+        lines.append(f"frozen     {task.trained_in_words}; {in_bytes(tree.n_bytes(task.frozen))} are frozen")
     lines.append(f"engine     {_engine_in_words(scene)}")
     ids = draw_cohort(eligible, config.participation, config.seed, 0, method.sampling)
     known = shapes_of(method, task, population.sizes())

@@ -170,6 +170,8 @@ class Client:
             raise Refused("the client's number is beyond the number of clients")
         x, y = torch.from_numpy(data.x), torch.from_numpy(data.y)
         task = task_of(config, x[0], experiment.n_classes, experiment.n_tokens)
+        if task.frozen_fingerprint != experiment.frozen:
+            raise DataError(f"the frozen weights of {config.model} here are not those of the server")
         method = method_of(config)
         method = method.with_schedule(Schedule(experiment.n_clients, config.rounds, config.participation))
         train, test = own_rows(data, config.seed, config.test_share)
@@ -242,7 +244,7 @@ class Client:
         shards = work.population.shards([asked.client], "train", "personalize", asked.round)
         fn = personal_function(work, asked.is_new)
         personal = work.run(fn, Same(received), () if asked.is_new else as_stack(state), shards)
-        self._save_model(asked.experiment, tree.row(personal, 0))
+        self._save_model(asked.experiment, work.task.whole(tree.row(personal, 0)))
 
     def _save_model(self, experiment: wire.Experiment, model: Tree) -> None:
         path = self.folder / "models" / f"{experiment.id}.safetensors"
@@ -263,7 +265,8 @@ class Client:
         alone = population._replace(train=[population.train[newcomer]], test=[population.test[newcomer]])
         work = member.work._replace(population=alone)
         curve = adaptation_curve(work, received, newcomer, asked.epochs, asked.round)
-        self._save_model(asked.experiment, adapted_model(work, received, asked.epochs, asked.round))
+        adapted = adapted_model(work, received, asked.epochs, asked.round)
+        self._save_model(asked.experiment, work.task.whole(adapted))
         n_train, n_test = len(alone.train[0]), len(alone.test[0])
         reply = wire.AdaptReply(
             experiment=asked.experiment.id, curve=[each[0] for each in curve if each], n_train=n_train, n_test=n_test

@@ -241,6 +241,7 @@ class FederatedClients:
             n_clients=len(about.clients),
             n_classes=about.n_classes,
             n_tokens=about.n_tokens,
+            frozen=scene.task.frozen_fingerprint,
         )
         self.earlier = self.versions()  # versions in the checkpoint before the last one
         self.refusals: list[dict[str, Any]] = []

@@ -73,6 +73,7 @@ class Experiment(_Fields):
     n_clients: int = Field(ge=1, le=10**6)
     n_classes: int = Field(ge=1, le=10**6)
     n_tokens: int = Field(ge=0, le=10**6)
+    frozen: str = Field("", pattern=r"^([0-9a-f]{64})?$")  # SHA-256 of the weights that do not train
 
 
 class RoundRequest(_Fields):

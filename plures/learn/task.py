@@ -4,7 +4,7 @@ The module itself keeps no state between calls. BatchNorm statistics are entries
 dict: in training, the *gradient* of any loss with respect to a statistic is the step that the
 statistic has to take (`_Recorded`), so whatever trains a tree of tensors moves the statistics
 too, and a pass whose gradient is not taken moves none. Padded rows of a batch count for nothing.
-Dropout draws from the key of the batch.
+Dropout draws from the key of the batch. Frozen tensors are constants of the task: no dict has them.
 """
 
 import copy
@@ -23,6 +23,7 @@ from plures.data.batches import Batch
 from plures.engine import KernelCount, Size
 from plures.errors import UsageError
 from plures.learn.augment import augment, refuse_other_than_images
+from plures.learn.frozen import ALL_TRAIN, Chosen, fingerprint, frozen_names, in_words
 from plures.tree import Params
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -73,8 +74,9 @@ class _BatchNormAsFunction(nn.Module):
     running_mean: Tensor
     running_var: Tensor
 
-    def __init__(self, original: "nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d") -> None:
+    def __init__(self, original: "nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d", name: str) -> None:
         super().__init__()
+        self.name = name
         if original.momentum is None or not original.track_running_stats:
             raise UsageError(
                 "BatchNorm with momentum=None or track_running_stats=False is not supported: "
@@ -140,7 +142,7 @@ def _without_hidden_state(module: nn.Module) -> nn.Module:
     for stream, (path, child) in enumerate(list(module.named_modules())):
         new: nn.Module
         if isinstance(child, BATCH_NORMS):
-            new = _BatchNormAsFunction(child)
+            new = _BatchNormAsFunction(child, path)
         elif isinstance(child, (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)):
             new = _DropoutAsFunction(child, stream)
         else:
@@ -156,40 +158,41 @@ class _Body:
     `torch.func.functional_call` does the same, but walks through all modules at every call.
     """
 
-    def __init__(self, module: nn.Module, names: list[str]) -> None:
+    def __init__(self, module: nn.Module, names: list[str], frozen: Params) -> None:
         self.module = module
         self.masked = [m for m in module.modules() if isinstance(m, _BatchNormAsFunction)]
         self.keyed = [m for m in module.modules() if isinstance(m, _DropoutAsFunction)]
-        self.slots: list[tuple[str, dict[str, Any], str]] = []
-        for name in names:
-            parent, key = _child(module, name)
-            self.slots.append((name, parent._buffers if key in parent._buffers else parent._parameters, key))
+        self.slots = [(name, *self._place(name)) for name in names]
+        for name, x in frozen.items():  # which stay in their places: one copy serves all calls and clients
+            place, key = self._place(name)
+            place[key] = x
+
+    def _place(self, name: str) -> tuple[dict[str, Any], str]:
+        parent, key = _child(self.module, name)
+        return parent._buffers if key in parent._buffers else parent._parameters, key
 
 
 class Task:
     """What there is to learn: a model as pure functions, and the names of its parts."""
 
-    def __init__(self, module: nn.Module, example: Tensor, n_classes: int) -> None:
-        """`example` is one row of data, without the batch axis."""
+    def __init__(self, module: nn.Module, example: Tensor, n_classes: int, chosen: Chosen = ALL_TRAIN) -> None:
+        """`example` is one row of data, without the batch axis; `chosen` says which tensors train."""
         self.n_classes = n_classes
         self.example = example
         self._loss: Loss | None = None  # in place of cross-entropy
         self._public: Batch | None = None
         self._augmentation: tuple[str, ...] = ()
-        self.initial: Params = {
+        whole: Params = {
             name: value.detach().clone()
             for name, value in module.state_dict().items()
             if name in dict(module.named_parameters()) or tree.is_statistic(name)
         }
-        frozen = [name for name, value in module.named_parameters() if not value.requires_grad]
-        if frozen:
-            raise UsageError(
-                f"the model has frozen weights (requires_grad=False): {', '.join(frozen[:3])}"
-                f"{' and more' if len(frozen) > 3 else ''}. They would be trained all the same; let all of them train"
-            )
         self.head = _find_head(module, n_classes)
-        self.layers = _find_layers(module, self.head)
-        self.blocks = _find_blocks(module, self.layers)
+        frozen = frozen_names(module, whole, self.head, chosen)
+        self.initial: Params = tree.drop(whole, frozen.__contains__)  # what trains
+        self.frozen: Params = tree.keep(whole, frozen.__contains__)  # what does not: no part of any state or message
+        self.layers = _trained_part(_find_layers(module, self.head), frozen)
+        self.blocks = _trained_part(_find_blocks(module, _find_layers(module, self.head)), frozen)
         self._batch_norms = [name for name, m in module.named_modules() if isinstance(m, BATCH_NORMS)]
         self._norms = self._batch_norms + [
             name for name, m in module.named_modules() if isinstance(m, (nn.GroupNorm, nn.LayerNorm))
@@ -198,13 +201,31 @@ class Task:
         parent, name = _child(body, self.head)
         setattr(parent, name, nn.Identity())
         names = [name for name in self.initial if not self.is_head(name)]
-        self._inference = _Body(copy.deepcopy(body).eval(), names)
-        self._training = _Body(body.train(), names)
+        of_body = tree.drop(self.frozen, self.is_head)
+        self._inference = _Body(copy.deepcopy(body).eval(), names, of_body)
+        self._training = _Body(body.train(), names, of_body)
+        for norm in self._training.masked:
+            norm.train(f"{norm.name}.running_mean" not in frozen)  # a frozen one computes as in inference
+        self._training.masked = [norm for norm in self._training.masked if norm.training]
         self._layer_of = {name: layer for layer, names in self.layers.items() for name in names}
         self._block_of = {name: block for block, names in self.blocks.items() for name in names}
         self._check(module)
 
     # Parts
+
+    def whole(self, params: Params) -> Params:
+        """A model with its frozen tensors, as `load_state_dict` of the module takes it."""
+        return self.frozen | params
+
+    @property
+    def trained_in_words(self) -> str:
+        """Which weights train; empty if all do."""
+        return in_words(self.initial, self.frozen)
+
+    @cached_property
+    def frozen_fingerprint(self) -> str:
+        """SHA-256 of the frozen tensors; empty if there are none."""
+        return fingerprint(self.frozen)
 
     def is_head(self, name: str) -> bool:
         """Weights and bias of the last linear layer."""
@@ -239,7 +260,7 @@ class Task:
     @property
     def smallest_batch(self) -> int:
         """BatchNorm learns nothing from a batch of one, so such a last batch is left out."""
-        return 2 if self._batch_norms else 1
+        return 2 if self._training.masked else 1
 
     @cached_property
     def flops(self) -> int:
@@ -288,7 +309,12 @@ class Task:
 
     def classify(self, params: Params, features: Tensor) -> Tensor:
         """The head: logits from features."""
-        return F.linear(features, params[self.head + ".weight"], params.get(self.head + ".bias"))
+        weight, bias = self.head + ".weight", self.head + ".bias"
+        return F.linear(
+            features,
+            self.frozen[weight] if weight in self.frozen else params[weight],
+            self.frozen[bias] if bias in self.frozen else params.get(bias),
+        )
 
     def logits(self, params: Params, x: Tensor) -> Tensor:
         """Logits in inference mode."""
@@ -414,6 +440,12 @@ def _find_layers(module: nn.Module, head: str) -> dict[str, tuple[str, ...]]:
     return {layer: tuple(names) for layer, names in layers.items()}
 
 
+def _trained_part(groups: dict[str, tuple[str, ...]], frozen: set[str]) -> dict[str, tuple[str, ...]]:
+    """Layers or blocks without frozen tensors; those that have no others are left out."""
+    rest = {group: tuple(name for name in names if name not in frozen) for group, names in groups.items()}
+    return {group: names for group, names in rest.items() if names}
+
+
 def _find_blocks(module: nn.Module, layers: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
     """Block -> its tensors: the groups of layers that the model declares in their order, or else the layers."""
     declared: list[str] | None = getattr(module, "block_names", None)
@@ -428,11 +460,17 @@ def _find_blocks(module: nn.Module, layers: dict[str, tuple[str, ...]]) -> dict[
     return blocks
 
 
-def build(make: Callable[[], nn.Module], example: Tensor, n_classes: int, seed: int) -> Task:
+def build(
+    make: Callable[[], nn.Module],
+    example: Tensor,
+    n_classes: int,
+    seed: int,
+    chosen: Chosen = ALL_TRAIN,
+) -> Task:
     """A task whose initial weights depend on the seed alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seeds.key_of(seed, "initial weights"))
         module = make()
     if isinstance(module, nn.Linear):  # which is all head, and has no name
         module = nn.Sequential(OrderedDict(head=module))
-    return Task(module, example, n_classes)
+    return Task(module, example, n_classes, chosen)

@@ -27,6 +27,12 @@ class Config(BaseModel):
     model: str | None = Field(
         None, description="name of a model, or your own as module:Class; if left out mlp, for text fasttext or charlstm"
     )
+    freeze: str | None = Field(
+        None,
+        description="weights that do not train: head, body, or names of layers or tensors, with * for anything, joined "
+        "by commas; frozen ones are not sent and not kept by clients",
+    )
+    train: str | None = Field(None, description="weights that train, named as for --freeze; all others do not")
     share: float = Field(1.0, gt=0, le=1, description="share of the rows of each class that is used")
     partition: str | None = Field(
         None, description="how rows are dealt to clients; if left out natural, or dirichlet:0.1 where the data has none"

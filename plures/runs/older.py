@@ -9,7 +9,7 @@ from plures.errors import UsageError
 OPTIONS: dict[str, Any] = {
     **{"engine": "traced", "precision": "float32", "lr_decay_every": 1, "schedule": "exponential", "nesterov": False},
     **{"clip": 0.0, "last_batch": "keep", "local_work": None, "min_rows": 0, "augment": "none"},
-    **{"server_optimizer": "sgd", "server_lr": None},
+    **{"server_optimizer": "sgd", "server_lr": None, "freeze": None, "train": None},
 }
 # The same for settings: method or add-on -> its settings that came later.
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -143,7 +143,11 @@ class Simulation:
     def models(self) -> Mapping[int, Tree]:
         if self.state.folder is not None:
             return ModelsOfFolder(self.state.folder, self.state.scene, self.state.eligible)
-        return {i: self.personal_model(i) for i in self.state.eligible}
+        return {i: self.whole_model(i) for i in self.state.eligible}
+
+    def whole_model(self, client: int) -> Tree:
+        """The model of one client with the weights that do not train."""
+        return self.state.scene.task.whole(self.personal_model(client))
 
     def personal_model(self, client: int) -> Tree:
         """The model of one client, as `personalize` gives it now."""
@@ -174,7 +178,7 @@ class ModelsOfFolder(Mapping[int, Tree]):
             if client not in self._clients:
                 raise KeyError(client)
             with open_simulation(self._folder, scene=self._scene) as simulation:
-                self._models = {i: simulation.personal_model(i) for i in self._clients}
+                self._models = {i: simulation.whole_model(i) for i in self._clients}
         return self._models[client]
 
     def __iter__(self) -> Iterator[int]:

@@ -20,16 +20,6 @@ def norm_task():
     return build(lambda: TinyNorm((1, 8, 8), 10), torch.zeros(1, 8, 8), 10, 0)
 
 
-def test_a_model_with_frozen_weights_is_refused_by_name():
-    def make():
-        model = TinyNorm((1, 8, 8), 10)
-        model.conv.weight.requires_grad_(False)
-        return model
-
-    with pytest.raises(UsageError, match=r"frozen weights.*conv\.weight"):
-        build(make, torch.zeros(1, 8, 8), 10, 0)
-
-
 @pytest.mark.parametrize(
     ("name", "shape", "n_classes", "n_weights"),
     [

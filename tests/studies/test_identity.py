@@ -20,6 +20,7 @@ OTHER = {
     **{"new_clients": 1, "new_epochs": 2, "attack": "labels", "attackers": 0.5, "seed": 1, "executor": "one_by_one"},
     **{"engine": "eager", "precision": "float64", "eval_every": 2, "unchosen": "refresh", "pool_rows": 10},
     **{"pool_every": 1, "personal_epochs": 1, "target": 0.5, "method": "ditto", "settings": {"lam": 0.5}},
+    **{"freeze": "body", "train": "head"},
 }
 NEEDS = {"nesterov": {"momentum": 0.9}}
 
