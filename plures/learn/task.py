@@ -24,6 +24,15 @@ from plures.engine import KernelCount, Size
 from plures.errors import UsageError
 from plures.learn.augment import augment, refuse_other_than_images
 from plures.learn.frozen import ALL_TRAIN, Chosen, fingerprint, frozen_names, in_words
+from plures.learn.stock import (
+    Dropout,
+    PlainFunctions,
+    calls_functions,
+    has_fast_path,
+    keeps_output,
+    replacement,
+    without_fast_path,
+)
 from plures.tree import Params
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -112,43 +121,19 @@ class _BatchNormAsFunction(nn.Module):
         return _Recorded.apply(y, old_mean, old_var, new_mean, new_var)
 
 
-class _DropoutAsFunction(nn.Module):
-    """Dropout whose zeros come from the key of the batch."""
-
-    key: Tensor
-
-    def __init__(self, original: nn.Module, stream: int) -> None:
-        super().__init__()
-        self.p, self.stream = float(original.p), stream  # type: ignore[arg-type]
-        self.whole_channels = not isinstance(original, nn.Dropout)
-        self.key = torch.tensor(0)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.training or self.p == 0:
-            return x
-        shape = (*x.shape[:2], *[1] * (x.dim() - 2)) if self.whole_channels else x.shape
-        stays = seeds.uniform(self.key, shape, self.stream) >= self.p
-        return x * stays / (1 - self.p)
-
-
 def _child(module: nn.Module, path: str) -> tuple[nn.Module, str]:
     parent, _, name = path.rpartition(".")
     return module.get_submodule(parent), name
 
 
 def _without_hidden_state(module: nn.Module) -> nn.Module:
-    """A copy in which BatchNorm and Dropout take what they need from outside."""
+    """A copy in which layers take what they need from outside, and are made of operations that can be stacked."""
     module = copy.deepcopy(module)
     for stream, (path, child) in enumerate(list(module.named_modules())):
-        new: nn.Module
-        if isinstance(child, BATCH_NORMS):
-            new = _BatchNormAsFunction(child, path)
-        elif isinstance(child, (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)):
-            new = _DropoutAsFunction(child, stream)
-        else:
-            continue
-        parent, name = _child(module, path)
-        setattr(parent, name, new)
+        new = _BatchNormAsFunction(child, path) if isinstance(child, BATCH_NORMS) else replacement(child, stream)
+        if new is not None:
+            parent, name = _child(module, path)
+            setattr(parent, name, new)
     return module
 
 
@@ -161,15 +146,21 @@ class _Body:
     def __init__(self, module: nn.Module, names: list[str], frozen: Params) -> None:
         self.module = module
         self.masked = [m for m in module.modules() if isinstance(m, _BatchNormAsFunction)]
-        self.keyed = [m for m in module.modules() if isinstance(m, _DropoutAsFunction)]
-        self.slots = [(name, *self._place(name)) for name in names]
+        self.keyed = [m for m in module.modules() if isinstance(m, Dropout)]
+        places = {name: self._places(name) for name in (*names, *frozen)}
+        self.slots = [(name, *place) for name in names for place in places[name]]
         for name, x in frozen.items():  # which stay in their places: one copy serves all calls and clients
-            place, key = self._place(name)
-            place[key] = x
+            for place, key in places[name]:
+                place[key] = x
 
-    def _place(self, name: str) -> tuple[dict[str, Any], str]:
+    def _places(self, name: str) -> list[tuple[dict[str, Any], str]]:
+        """Where a tensor stands in the module: in more than one place, if layers share it."""
         parent, key = _child(self.module, name)
-        return parent._buffers if key in parent._buffers else parent._parameters, key
+        if key in parent._buffers:
+            return [(parent._buffers, key)]
+        own = parent._parameters[key]
+        modules = self.module.modules()
+        return [(m._parameters, k) for m in modules for k, x in m._parameters.items() if x is own]
 
 
 class Task:
@@ -182,12 +173,14 @@ class Task:
         self._loss: Loss | None = None  # in place of cross-entropy
         self._public: Batch | None = None
         self._augmentation: tuple[str, ...] = ()
+        self._has_functions = has_fast_path(module)  # whether calls of functions have to be met
         whole: Params = {
             name: value.detach().clone()
             for name, value in module.state_dict().items()
             if name in dict(module.named_parameters()) or tree.is_statistic(name)
         }
         self.head = _find_head(module, n_classes)
+        _refuse_shared_head(module, self.head)
         frozen = frozen_names(module, whole, self.head, chosen)
         self.initial: Params = tree.drop(whole, frozen.__contains__)  # what trains
         self.frozen: Params = tree.keep(whole, frozen.__contains__)  # what does not: no part of any state or message
@@ -285,9 +278,7 @@ class Task:
             sizes.extend(x.nbytes for x in tree.leaves(output) if isinstance(x, Tensor))  # some give more than one
 
         hooks = [
-            module.register_forward_hook(count)
-            for module in self._inference.module.modules()
-            if not list(module.children())
+            module.register_forward_hook(count) for module in self._inference.module.modules() if keeps_output(module)
         ]
         with torch.no_grad():
             self.features(self.initial, self.example.unsqueeze(0))
@@ -327,7 +318,7 @@ class Task:
         self._show(batch.mask, batch.key)
         try:
             x = augment(self._augmentation, batch.x, batch.key) if self._augmentation else batch.x
-            return self._call(self._training, params, x)
+            return self._call(self._training, params, x, batch.key)
         finally:
             self._show(torch.ones(1), torch.tensor(0))  # nothing of a batch is kept
 
@@ -374,16 +365,18 @@ class Task:
         changed._loss = loss
         return changed
 
-    @staticmethod
-    def _call(body: "_Body", params: Params, x: Tensor) -> Tensor:
+    def _call(self, body: "_Body", params: Params, x: Tensor, key: Tensor | None = None) -> Tensor:
         """The body with these tensors in the places of its own, which hold nothing between calls."""
         try:
-            for name, place, key in body.slots:
-                place[key] = params[name]
-            return body.module(x)
+            for name, place, slot in body.slots:
+                place[slot] = params[name]
+            if not self._has_functions:
+                return body.module(x)
+            with PlainFunctions(torch.tensor(0) if key is None else key), without_fast_path():
+                return body.module(x)
         finally:
-            for _, place, key in body.slots:
-                place[key] = None
+            for _, place, slot in body.slots:
+                place[slot] = None
 
     def _check(self, module: nn.Module) -> None:
         """The head must be the last thing the model does, and nothing random may be hidden in it."""
@@ -409,11 +402,14 @@ class Task:
                 x, torch.zeros(2, dtype=torch.long), torch.ones(2), torch.ones(self.n_classes), torch.tensor(0)
             )
             with torch.random.fork_rng(devices=[]):
+                self._has_functions |= calls_functions(
+                    lambda: (self.logits(self.initial, x), self.training_features(self.initial, batch))
+                )
                 once, again = (self.training_features(self.initial, batch) for _ in range(2))
             if not torch.equal(once, again):
                 raise UsageError(
-                    "the model draws random numbers of its own in training; use the module nn.Dropout, "
-                    "whose numbers can be repeated"
+                    "the model draws random numbers of its own in training; use nn.Dropout or "
+                    "torch.nn.functional.dropout, whose numbers can be repeated"
                 )
 
 
@@ -427,6 +423,16 @@ def _find_head(module: nn.Module, n_classes: int) -> str:
     if not linear:
         raise UsageError("the model has no linear layer to be its head; end it with nn.Linear(features, n_classes)")
     return linear[-1]
+
+
+def _refuse_shared_head(module: nn.Module, head: str) -> None:
+    """Raise if the head has no weights of its own: methods treat it apart from the rest."""
+    weight = module.get_submodule(head).weight
+    places = [name for name, x in module.named_parameters(remove_duplicate=False) if x is weight]
+    if places != [f"{head}.weight"]:
+        others = [name for name in places if name != f"{head}.weight"]
+        why = f"shares its weights with {others[0]}" if others else "computes its weights from other tensors"
+        raise UsageError(f"the model's head {head!r} {why}; give the last linear layer weights of its own")
 
 
 def _find_layers(module: nn.Module, head: str) -> dict[str, tuple[str, ...]]:

@@ -163,7 +163,7 @@ class _Softmax(nn.Module):
 
 class _HiddenDropout(_Softmax):
     def forward(self, x):
-        return self.head(nn.functional.dropout(x, 0.5, self.training))
+        return self.head(nn.functional.alpha_dropout(x, 0.5, self.training))
 
 
 class _NoLinear(nn.Module):
