@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from plures.data.dataset import Dataset
     from plures.data.shard import Shard
     from plures.learn.fit import Fitted, fit, measure
+    from plures.learn.losses import cross_entropy
     from plures.learn.solver import Plateau, Solver
-    from plures.learn.task import Task, cross_entropy
+    from plures.learn.task import Task
     from plures.methods import ADDONS, METHODS
     from plures.methods.addons.base import Addon
     from plures.methods.base import (
@@ -64,7 +65,7 @@ _HOME = {
     "Solver": "plures.learn.solver",
     "Task": "plures.learn.task",
     "compare": "plures.api",
-    "cross_entropy": "plures.learn.task",
+    "cross_entropy": "plures.learn.losses",
     "fine_tune": "plures.methods.base",
     "fit": "plures.learn.fit",
     "measure": "plures.learn.fit",

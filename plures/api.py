@@ -7,18 +7,21 @@ from typing import Any, Literal
 from torch import nn
 
 from plures.data.dataset import Dataset
-from plures.data.readers import Arrays, as_dataset
+from plures.data.objects import from_object
+from plures.data.readers import Arrays
+from plures.data.reading import Reading
 from plures.runs.callbacks import Callback, ProgressLine, say_nothing
 from plures.runs.config import Config, make_config
-from plures.runs.folders import new_folder
+from plures.runs.folders import new_folder, open_config
 from plures.runs.loop import Result
-from plures.runs.scene import GIVEN, Objects, make_scene
+from plures.runs.scene import GIVEN, Objects, make_scene, reading_of
 from plures.runs.simulation import resume as resume_run
 from plures.runs.simulation import start
 from plures.studies.compare import Comparison, Equal, compare_methods
 
 Value = bool | int | float | str
-Data = str | Path | Dataset | Arrays
+# A name, a file, arrays, the data of each client, or a data frame, which has no type that all packages share.
+Data = str | Path | Dataset | Arrays | Any
 Model = str | nn.Module | Callable[..., nn.Module]
 
 
@@ -28,6 +31,15 @@ def run(
     settings: dict[str, Value] | None = None,
     data: Data = "digits",
     data_dir: str | Path | None = None,
+    client: str | None = None,
+    target: str | None = None,
+    drop: str | None = None,
+    time_column: str | None = None,
+    text_column: str | None = None,
+    window: int | None = None,
+    data_schema: str | Path | None = None,
+    image_size: int | None = None,
+    task: Literal["classes", "binary", "labels", "number", "count"] | None = None,
     model: Model | None = None,
     freeze: str | None = None,
     train: str | None = None,
@@ -72,7 +84,9 @@ def run(
     pool_rows: int | None = None,
     pool_every: int = 0,
     personal_epochs: int = 0,
-    target: float | None = None,
+    metric: str | None = None,
+    metrics: Literal["one", "all"] | None = None,
+    goal: float | None = None,
     checkpoint_every: int = 10,
     memory_limit_mb: int = 4096,
     out: str | Path | None = None,
@@ -87,9 +101,21 @@ def run(
         method: a name, with settings and add-ons as on the command line: `fedala`, `fedrod:loss=ce`, `ditto+ala`,
             or a class of your own, `my_methods:FedHalf`.
         settings: settings of the method by name, instead of writing them into its name.
-        data: the name of a data set, a file or folder, a `plures.Dataset`, or arrays: a tuple (x, y) or
-            (x, y, client), or a dict with the keys x, y and, if you like, client and is_test.
+        data: the name of a data set, a file or folder, a data frame (of pandas, or a Hugging Face `Dataset`), a
+            `plures.Dataset`, or arrays: a tuple (x, y) or (x, y, client), or a dict with the keys x, y and, if you
+            like, client and is_test. Or the data of each client, in a dict by their names or in a list: a tuple (x, y)
+            or a torch `Dataset`.
         data_dir: the folder that named data sets are looked for in.
+        client: of a table, the column that says whose row it is.
+        target: of a table, the column to predict; several with commas are labels that are there or not.
+        drop: of a table, columns that are not used, with commas between.
+        time_column: of a table, when a row was; the latest rows of a client are its test rows.
+        text_column: of a table, the column of texts, which alone are read.
+        window: of a table, rows are read as time series; so many rows before it tell the next one.
+        data_schema: of a table, a file with columns, scales and categories.
+        image_size: images in folders are scaled to so many pixels.
+        task: what is predicted, `classes`, `binary`, `labels`, `number` or `count`; if left out it follows from the
+            column.
         model: the name of a model, `module:Class`, an `nn.Module` (its weights are where training starts), or a
             function that makes one from the arguments shape, n_classes and n_tokens, as far as it takes them.
         freeze: weights that do not train: `head`, `body`, or names of layers or tensors, in which * stands for
@@ -139,7 +165,10 @@ def run(
         pool_rows: test rows of all clients together that every personal model is tested on at the end.
         pool_every: evaluations between tests on these rows; 0 tests at the end only.
         personal_epochs: at the end, score every client as if it were new, after 0, 1, ... so many epochs.
-        target: an accuracy; the cost of reaching it is recorded.
+        metric: what rounds, tables and the report go by: `accuracy`, `auc`, `ap`, `f1`, `balanced`, `calibration`, or
+            `rmse`, `mae`, `r2` for numbers.
+        metrics: what is measured at the end: this `one`, or `all`; if left out all for tables.
+        goal: a value of the metric; the cost of reaching it is recorded.
         checkpoint_every: rounds between checkpoints.
         memory_limit_mb: clients' state beyond it is kept in a file.
         out: the run folder to write: config, numbers of every round, checkpoints, summary.
@@ -157,8 +186,11 @@ def run(
 def compare(
     methods: Sequence[str], *, seeds: Sequence[int] = (0,), equal: Equal = "rounds",
     settings: dict[str, Value] | None = None, data: Data = "digits", data_dir: str | Path | None = None,
-    model: Model | None = None, freeze: str | None = None, train: str | None = None,
-    share: float = 1.0, partition: str | None = None, split: str | Path | None = None,
+    client: str | None = None, target: str | None = None, drop: str | None = None, time_column: str | None = None,
+    text_column: str | None = None, window: int | None = None, data_schema: str | Path | None = None,
+    image_size: int | None = None, task: Literal["classes", "binary", "labels", "number", "count"] | None = None,
+    model: Model | None = None, freeze: str | None = None, train: str | None = None, share: float = 1.0,
+    partition: str | None = None, split: str | Path | None = None,
     min_rows: int = 0, test_share: float = 0.25, clients: int | None = None, participation: float = 1.0,
     rounds: int = 20, epochs: int = 1, steps: int | None = None, batch: int = 10, lr: float = 0.05,
     lr_decay: float = 1.0, lr_decay_every: int = 1,
@@ -172,7 +204,8 @@ def compare(
     executor: Literal["vectorised", "one_by_one", "ray"] = "vectorised", engine: str = "traced",
     precision: Literal["float32", "float64"] = "float32", workers: int = 1, address: str | None = None,
     eval_every: int = 1, unchosen: Literal["carry", "refresh"] = "carry", pool_rows: int | None = None,
-    pool_every: int = 0, personal_epochs: int = 0, target: float | None = None, checkpoint_every: int = 10,
+    pool_every: int = 0, personal_epochs: int = 0, metric: str | None = None,
+    metrics: Literal["one", "all"] | None = None, goal: float | None = None, checkpoint_every: int = 10,
     memory_limit_mb: int = 4096, out: str | Path | None = None, progress: bool = False,
 ) -> dict[tuple[str, int], Result]:
     # fmt: on
@@ -218,7 +251,8 @@ def resume(
         progress: whether to show a progress bar.
         callback: is told what happens; a subclass of `plures.Callback`.
     """
-    _, objects = _objects(data, model)
+    reading = Reading() if data is None else reading_of(open_config(Path(folder)))
+    _, objects = _objects(data, model, reading)
     told = callback or _progress(progress, Path(folder).name)
     return resume_run(Path(folder), say_nothing, told, workers, objects, rounds, trust)
 
@@ -236,20 +270,23 @@ def _progress(wanted: bool, name: str) -> Callback:
 
 def _options(values: dict[str, Any]) -> tuple[Config, Objects]:
     """The keywords of a call as a config, and the objects among them."""
-    names, objects = _objects(values["data"], values["model"])
     given = {key: value for key, value in values.items() if key in Config.model_fields and value is not None}
     given = {key: str(value) if isinstance(value, Path) else value for key, value in given.items()}
+    if values["client"] is not None:
+        given["client_column"] = values["client"]
+    named = make_config(given | {"data": "given", "model": "given"})
+    names, objects = _objects(values["data"], values["model"], reading_of(named))
     return make_config(given | names), objects
 
 
-def _objects(data: Data | None, model: Model | None) -> tuple[dict[str, str], Objects]:
+def _objects(data: Any, model: Model | None, reading: Reading) -> tuple[dict[str, str], Objects]:
     """What data and model are called in a config, and the objects that they are."""
     names: dict[str, str] = {}
     objects = Objects()
     if isinstance(data, (str, Path)):
         names["data"] = str(data)
     elif data is not None:
-        found = as_dataset("arrays", data)
+        found = from_object(data, reading)
         names["data"], objects = GIVEN + found.name, objects._replace(data=found)
     if isinstance(model, str):
         names["model"] = model

@@ -128,6 +128,11 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise UsageError(f"{path} is not TOML: {error}") from None
 
 
+def parse_toml(text: str) -> dict[str, Any]:
+    """The values in a text that was written here."""
+    return tomllib.loads(text)
+
+
 def to_toml(values: dict[str, Any]) -> str:
     """Values as TOML; tables come after plain values."""
     return tomli_w.dumps(values)

@@ -100,7 +100,7 @@ def task_of(model: str, seed: int, chosen: Chosen = ALL_TRAIN) -> Task:
     """One task for all tests, so that its steps are compiled once."""
     data = sources.load("digits")
     x = torch.from_numpy(data.x).to(torch.float64 if model == "harsh" else torch.float32)
-    return build(lambda: MODELS[model](tuple(x.shape[1:]), 10), x[0], 10, seed, chosen)
+    return build(lambda: MODELS[model](tuple(x.shape[1:]), 10), x[0], 10, seed, chosen=chosen)
 
 
 def scene_of(method: str = "fedavg", model: str = "mlp", split: partition.Split | None = None, **options) -> Scene:

@@ -15,6 +15,7 @@ from plures.cli.listing import about_method
 from plures.cli.options import n_cores, whole_numbers
 from plures.errors import UsageError, unknown
 from plures.federate.server import RoundLimits
+from plures.files import write_text
 from plures.registry import doubting
 from plures.runs import simulation, timing
 from plures.runs.adapt import from_counts, from_rows
@@ -24,7 +25,8 @@ from plures.runs.describing import describe
 from plures.runs.folders import folder_name, new_folder
 from plures.runs.loggers import makers, with_loggers
 from plures.runs.loop import Result
-from plures.runs.scene import make_scene
+from plures.runs.predict import as_file, client_number, format_of
+from plures.runs.scene import make_scene, schema_of
 from plures.runs.simulation import open_simulation
 from plures.studies import preset as presets
 from plures.studies import reproduce as reproduction
@@ -219,21 +221,22 @@ def show(spec: str, values: dict[str, Any]) -> None:
     tell(make_console(to_stderr=False), about_method(spec, describe(scene), where))
 
 
+def schema(values: dict[str, Any], out: Path | None) -> None:
+    console = make_console(to_stderr=True)
+    text, notes = schema_of(make_config(values))
+    for note in notes:
+        tell(console, note)
+    if out is None:
+        print(text, end="")
+    else:
+        write_text(out, text)
+        tell(console, f"{out}: edit it if you like, and use it with --data-schema {out}")
+
+
 def doctor(values: dict[str, Any]) -> None:
     console = make_console(to_stderr=False)
     for line in doctor_room.diagnosis(make_scene(make_config(values))):
         tell(console, line)
-
-
-def _client_number(client: str, names: tuple[str, ...]) -> int:
-    """A client by its number or its name."""
-    if client in names:
-        return names.index(client)
-    if client.isdigit():
-        return int(client)
-    if names:
-        raise unknown("client", client, names)
-    raise UsageError(f"clients of this run have no names, only numbers; got {client!r}")
 
 
 def _refuse_other_formats(path: Path) -> None:
@@ -242,22 +245,32 @@ def _refuse_other_formats(path: Path) -> None:
 
 
 def _write_model(path: Path, model: Params, about: dict[str, str]) -> None:
-    content = save({k: v.contiguous() for k, v in model.items()}, metadata={"plures": __version__, **about})
+    _write(path, save({k: v.contiguous() for k, v in model.items()}, metadata={"plures": __version__, **about}))
+
+
+def _write(path: Path, content: bytes) -> None:
     try:
         path.write_bytes(content)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from None
 
 
-def export(folder: Path, client: str, out: Path, trust: bool) -> None:
+def export(folder: Path, client: str, out: Path, form: str | None, trust: bool) -> None:
     console = make_console(to_stderr=False)
-    _refuse_other_formats(out)
+    wanted = format_of(out, form)
     with doubting(folder, trust), open_simulation(folder, lambda line: tell(console, line)) as opened:
-        model = opened.whole_model(_client_number(client, opened.state.scene.names))
-        config, round = opened.state.scene.config, opened.state.round
-    _write_model(out, model, {"method": config.method, "model": str(config.model), "client": str(client)})
+        scene, round = opened.state.scene, opened.state.round
+        model = opened.whole_model(client_number(scene, client))
+    if wanted == "safetensors":
+        about = {"method": scene.config.method, "model": str(scene.config.model), "client": str(client)}
+        _write_model(out, model, about)
+    else:
+        _write(out, as_file(scene, model, wanted))
+    if scene.schema:
+        _write(out.with_suffix(".schema.toml"), scene.schema.encode())
     n_weights = sum(x.numel() for x in model.values())
-    tell(console, f"{out}: {len(model)} tensors, {n_weights:,} numbers, after round {round}")
+    beside = f"; how rows are read is in {out.with_suffix('.schema.toml')}" if scene.schema else ""
+    tell(console, f"{out}: {len(model)} tensors, {n_weights:,} numbers, after round {round}{beside}")
 
 
 def adapt(
@@ -278,13 +291,14 @@ def adapt(
             found = from_rows(opened.state, client_data, epochs)
         else:
             found = from_counts(opened.state, whole_numbers("--class-counts", str(class_counts)))
-        config, task = opened.state.scene.config, opened.state.scene.task
-    _write_model(out, task.whole(found.model), {"method": config.method, "model": str(config.model)})
+        scene = opened.state.scene
+        config, metric = scene.config, scene.metric
+    _write_model(out, scene.task.whole(found.model), {"method": config.method, "model": str(config.model)})
     if as_json:
         print(json.dumps(found.summary | {"model": str(out)}, indent=2))
         return
     for number, accuracy in enumerate(found.summary.get("curve", [])):
-        tell(console, f"after {number} epochs: {view.percent(accuracy)} of its test rows are right")
+        tell(console, f"after {number} epochs: {metric.word} {metric.text(accuracy)} on its test rows")
     tell(console, f"{out}: {len(found.model)} tensors")
 
 

@@ -159,6 +159,19 @@ def data_get(
     listing.get_data(name, data_dir)
 
 
+@data_app.command("schema")
+@with_run_options
+def data_schema(
+    file: Annotated[str, typer.Argument(help="a .csv or .parquet file, or a folder of .csv files")],
+    *,
+    given: dict[str, Any],
+    config: ConfigFile = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="the file to write", show_default="print it")] = None,
+) -> None:
+    """What the columns of a table are, and how their cells become numbers: by the training rows of the run."""
+    _commands().schema(collect(config, given | {"data": file}, None), out)
+
+
 @app.command("show")
 @with_run_options
 def show_(
@@ -188,10 +201,14 @@ def export(
     folder: RunFolder,
     client: Annotated[str, typer.Option("--client", help="whose model: the client's number, or its name")],
     out: Annotated[Path, typer.Option("-o", "--out", help="the file to write")] = Path("model.safetensors"),
+    form: Annotated[
+        str | None,
+        typer.Option("--format", help="safetensors, torchscript or onnx", show_default="by the ending of the file"),
+    ] = None,
     trust: Trust = False,
 ) -> None:
-    """The personal model of a client as a safetensors file."""
-    _commands().export(folder, client, out, trust)
+    """The personal model of a client as a file: .safetensors, .pt (TorchScript) or .onnx."""
+    _commands().export(folder, client, out, form, trust)
 
 
 @app.command()

@@ -20,10 +20,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from plures import seeds, tree
 from plures.data.batches import Batch
+from plures.data.dataset import TaskKind
 from plures.engine import KernelCount, Size
 from plures.errors import UsageError
 from plures.learn.augment import augment, refuse_other_than_images
 from plures.learn.frozen import ALL_TRAIN, Chosen, fingerprint, frozen_names, in_words
+from plures.learn.losses import ROW_LOSSES, masked_mean
 from plures.learn.stock import (
     Dropout,
     PlainFunctions,
@@ -36,22 +38,6 @@ from plures.learn.stock import (
 from plures.tree import Params
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-
-
-def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
-    """Mean cross-entropy over the rows of the batch."""
-    return masked_mean(row_losses(logits, batch.y), batch.mask)
-
-
-def row_losses(logits: Tensor, y: Tensor) -> Tensor:
-    """Cross-entropy of every row; of a sequence, the mean over its positions."""
-    each = -logits.log_softmax(-1).gather(-1, y.unsqueeze(-1)).squeeze(-1)
-    return each if each.dim() == 1 else each.flatten(1).mean(1)
-
-
-def masked_mean(each: Tensor, mask: Tensor) -> Tensor:
-    """The mean over the rows that the mask marks."""
-    return (each * mask).sum() / mask.sum()
 
 
 Loss = Callable[[Params, Batch], Tensor]
@@ -166,12 +152,21 @@ class _Body:
 class Task:
     """What there is to learn: a model as pure functions, and the names of its parts."""
 
-    def __init__(self, module: nn.Module, example: Tensor, n_classes: int, chosen: Chosen = ALL_TRAIN) -> None:
-        """`example` is one row of data, without the batch axis; `chosen` says which tensors train."""
-        self.n_classes = n_classes
+    def __init__(
+        self,
+        module: nn.Module,
+        example: Tensor,
+        n_classes: int,
+        kind: TaskKind = "classes",
+        chosen: Chosen = ALL_TRAIN,
+    ) -> None:
+        """`example` is one row of data, without the batch axis; `kind` says what the outputs of the module are, and
+        `chosen` which tensors train."""
+        self.n_classes, self.kind = n_classes, kind
         self.example = example
         self._loss: Loss | None = None  # in place of cross-entropy
         self._public: Batch | None = None
+        self._template = copy.deepcopy(module)
         self._augmentation: tuple[str, ...] = ()
         self._has_functions = has_fast_path(module)  # whether calls of functions have to be met
         whole: Params = {
@@ -311,6 +306,12 @@ class Task:
         """Logits in inference mode."""
         return self.classify(params, self.features(params, x))
 
+    def as_module(self, params: Params) -> nn.Module:
+        """A copy of the module with these weights."""
+        module = copy.deepcopy(self._template)
+        module.load_state_dict({name: params[name].clone() for name in self.initial}, strict=False)
+        return module
+
     # Training
 
     def training_features(self, params: Params, batch: Batch) -> Tensor:
@@ -333,10 +334,18 @@ class Task:
         return self.classify(params, self.training_features(params, batch))
 
     def loss(self, params: Params, batch: Batch) -> Tensor:
-        """Mean cross-entropy of a batch, in training mode; or what `judged_by` put in its place."""
+        """Mean loss of a batch, in training mode; or what `judged_by` put in its place."""
         if self._loss is not None:
             return self._loss(params, batch)
-        return cross_entropy(self.training_logits(params, batch), batch)
+        return self.loss_of(self.training_logits(params, batch), batch)
+
+    def row_losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """The loss of every row: cross-entropy for classes, the squared error for a number, and so on."""
+        return ROW_LOSSES[self.kind](outputs, y)
+
+    def loss_of(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """The mean loss of outputs for the rows of a batch."""
+        return masked_mean(self.row_losses(outputs, batch.y), batch.mask)
 
     @property
     def public(self) -> Batch:
@@ -388,7 +397,8 @@ class Task:
             except Exception as error:
                 raise UsageError(f"the model cannot read rows of shape {tuple(self.example.shape)}: {error}") from error
             if expected.shape[-1] != self.n_classes:
-                raise UsageError(f"the model gives {expected.shape[-1]} logits, the data has {self.n_classes} classes")
+                has = {"classes": "classes", "labels": "labels"}.get(self.kind, "number to predict")
+                raise UsageError(f"the model gives {expected.shape[-1]} logits, the data has {self.n_classes} {has}")
             try:
                 same = torch.allclose(expected, self.logits(self.initial, x), atol=1e-5)
             except RuntimeError:
@@ -471,6 +481,7 @@ def build(
     example: Tensor,
     n_classes: int,
     seed: int,
+    kind: TaskKind = "classes",
     chosen: Chosen = ALL_TRAIN,
 ) -> Task:
     """A task whose initial weights depend on the seed alone."""
@@ -479,4 +490,4 @@ def build(
         module = make()
     if isinstance(module, nn.Linear):  # which is all head, and has no name
         module = nn.Sequential(OrderedDict(head=module))
-    return Task(module, example, n_classes, chosen)
+    return Task(module, example, n_classes, kind, chosen)

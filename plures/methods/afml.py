@@ -28,8 +28,8 @@ from torch.nn.functional import softplus
 
 from plures import seeds, tree
 from plures.learn import optimizers
+from plures.learn.losses import masked_mean
 from plures.learn.optimizers import OptimizerState
-from plures.learn.task import cross_entropy, masked_mean
 from plures.methods.base import Method, fit_head, setting
 from plures.methods.ingredients.meta import meta_gradients, server_step, warm_up_setting
 from plures.methods.messages import Same
@@ -153,11 +153,11 @@ class Afml(Method):
 
     def train(self, task, received, client, shard):
         def inner(head, slow, batch):
-            return cross_entropy(task.classify(head, task.training_features(slow["body"], batch)), batch)
+            return task.loss_of(task.classify(head, task.training_features(slow["body"], batch)), batch)
 
         def outer(head, slow, batch):
             features = task.training_features(slow["body"], batch)
-            adapted = cross_entropy(task.classify(head, features), batch)
+            adapted = task.loss_of(task.classify(head, features), batch)
             return adapted + self.alpha * self.trade_off(task, features, slow, batch) if self.alpha else adapted
 
         head, body = tree.keep(received["model"], task.is_head), tree.drop(received["model"], task.is_head)
@@ -175,7 +175,7 @@ class Afml(Method):
         else:
             log_variance = torch.zeros_like(features)
         noisy = features + (log_variance / 2).exp() * noise
-        before = cross_entropy(task.classify(slow["sent head"], noisy), batch)
+        before = task.loss_of(task.classify(slow["sent head"], noisy), batch)
         each = (features**2 + log_variance.exp() - 1 - log_variance) / 2
         return before + masked_mean(each.flatten(1).sum(1), batch.mask)
 

@@ -25,7 +25,7 @@ from plures.data.shard import Shard
 from plures.errors import UsageError
 from plures.learn.fit import Fitted, fit
 from plures.learn.solver import Solver
-from plures.learn.task import Task, cross_entropy
+from plures.learn.task import Task
 from plures.methods.messages import Each, Same
 from plures.tree import Params, Tree
 
@@ -147,6 +147,11 @@ class Method:
     def trains_on_public(self) -> bool:
         """Whether these rows are among the training rows of every client."""
         return False
+
+    @property
+    def needs_classes(self) -> str:
+        """What of it makes sense only where classes are predicted; empty if nothing does."""
+        return "it needs public rows of each class" if self.public_rows else ""
 
     def shared(self, task: Task, params: Params) -> Params:
         """The part of a model that travels; of a message, that part without what else is in it."""
@@ -272,7 +277,7 @@ def fit_head(task: Task, head: Params, body: Params, shard: Shard, solver: Solve
     """A head after some epochs on a fixed body in inference mode, so that its statistics do not move."""
 
     def loss(head: Params, batch: Batch, body: Params) -> Tensor:
-        return cross_entropy(task.classify(head, task.features(body, batch.x)), batch)
+        return task.loss_of(task.classify(head, task.features(body, batch.x)), batch)
 
     return fit(loss, head, shard, solver.for_epochs(epochs), given=(body,))
 

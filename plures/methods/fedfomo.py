@@ -20,7 +20,6 @@ from torch import Tensor
 
 from plures import seeds, tree
 from plures.learn.fit import measure
-from plures.learn.task import row_losses
 from plures.methods.base import Collected, Method, fine_tune, setting
 from plures.methods.messages import Each
 from plures.tree import Params
@@ -100,7 +99,10 @@ class FedFomo(Collected):
         candidates = tree.map(lambda xs, x: torch.cat([xs, x[None]]), models, client.before)
 
         def losses(candidates, batch):
-            return torch.vmap(lambda p: (row_losses(task.logits(p, batch.x), batch.y) * batch.mask).sum())(candidates)
+            def loss(params):
+                return (task.row_losses(task.logits(params, batch.x), batch.y) * batch.mask).sum()
+
+            return torch.vmap(loss)(candidates)
 
         each = measure(losses, candidates, aside, BATCH) / aside.size
         distance = torch.vmap(tree.sq_dist, (0, None))(models, client.before).sqrt()

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from plures import tree
 from plures.learn.fit import fit
-from plures.learn.task import masked_mean
+from plures.learn.losses import masked_mean
 from plures.methods.base import NO_TERMS, Averaged, setting, with_penalties
 from plures.tree import Params
 
@@ -60,6 +60,10 @@ class FedPHP(Averaged):
     mu_max: float = setting(0.9, "largest weight of past models in the moving average", least=0, most=1)
 
     depends_on_rounds = True
+
+    @property
+    def needs_classes(self):
+        return "inherit=kd compares probabilities of classes" if self.inherit == "kd" else ""
 
     def init_client(self, task, params):
         return FedPHPClient(params, torch.tensor(0))

@@ -15,8 +15,9 @@ from plures.report.figure import Figure, make_figure
 from plures.report.gather import Inside, Material, note_failures
 from plures.report.numbers import summarise_seeds
 from plures.report.plotly_kit import read_script
-from plures.report.records import Group, find_common_options
+from plures.report.records import Group, find_common_options, metric_of_groups
 from plures.report.tables import Column, tabulate_costs, tabulate_results
+from plures.runs.results import generic_of
 
 WITHOUT_PLOTS = "There are no figures, because plotly is not installed: pip install 'plures[plots]' brings them."
 
@@ -115,7 +116,7 @@ def tell_what_was_run(groups: list[Group]) -> list[str]:
         kinds = {"labels": "train on random labels", "random": "upload noise", "replace": "enlarge their updates"}
         out.append(
             f"{len(attack['attackers'])} clients attack: they {kinds.get(attack['kind'], attack['kind'])}. "
-            "Accuracies are those of the honest ones."
+            "The numbers are those of the honest ones."
         )
     return out
 
@@ -125,17 +126,18 @@ def tell_in_short(groups: list[Group]) -> list[tuple[str, str, str]]:
     runs = [run for group in groups for run in group.runs]
     if len(groups) < 2 or not {"data", "partition", "clients"} <= set(find_common_options(runs)):
         return []
-    out = []
+    out, metric = [], metric_of_groups(groups)
     for words, of in (
         ("best mean of personal models", lambda s: s["personal"]["mean"]),
         ("best for the worst 5 % of clients", lambda s: s["personal"]["worst5"]),
-        ("best model for all", lambda s: s["generic"]["accuracy"]),
+        ("best model for all", generic_of),
     ):
         found = {group.label: value for group in groups if (value := summarise_seeds(group, of)) is not None}
         if found:
-            best = max(value.mean for value in found.values())
+            best = max((value.mean for value in found.values()), key=lambda mean: metric.sign * mean)
             same = [label for label, value in found.items() if value.mean == best]
-            out.append((f"{100 * best:.1f} %", words, join_labels(same)))
+            text = f"{100 * best:.1f} %" if metric.is_share else metric.text(best)
+            out.append((text, words, join_labels(same)))
     harmed = {one.label: one.harmed / len(one.points) for one in numbers.compare_with_local(groups)}
     if harmed:
         fewest = min(harmed.values())

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from plures.errors import DataError, UsageError
 from plures.files import read_toml
+from plures.learn.metrics import ACCURACY, Metric
 from plures.methods import METHODS
 from plures.methods.naming import parse
 from plures.runs import results
@@ -42,6 +43,11 @@ class RunRecord(NamedTuple):
     def same(self) -> tuple[str, str, str]:
         """Equal for runs whose clients can be compared one by one."""
         return (str(self.summary["data"]), str(self.summary["model"]), self.split)
+
+
+def metric_of_groups(groups: "list[Group]") -> Metric:
+    """What all runs of a report go by."""
+    return results.metric_of(groups[0].runs[0].summary) if groups else ACCURACY
 
 
 class Group(NamedTuple):

@@ -22,8 +22,30 @@ class Config(BaseModel):
 
     method: str = Field("fedavg", description="name, with settings and add-ons: fedrod:loss=ce, ditto+ala")
     settings: dict[str, Value] = Field(default_factory=dict, description="settings of the method")
-    data: str = Field("digits", description="name of a data set, .npz file, or folder with one file for each client")
+    data: str = Field(
+        "digits",
+        description="name of a data set; a .csv, .parquet or .npz file; or a folder of files, images or texts",
+    )
     data_dir: str | None = Field(None, description="folder in which named data sets are looked for")
+    client_column: str | None = Field(None, description="of a table: the column that says whose row it is")
+    target: str | None = Field(
+        None, description="of a table: the column to predict; several with commas are labels that are there or not"
+    )
+    drop: str | None = Field(None, description="of a table: columns that are not used, with commas between")
+    time_column: str | None = Field(
+        None, description="of a table: when a row was; the latest rows of a client are its test rows"
+    )
+    text_column: str | None = Field(None, description="of a table: the column of texts, which alone are read")
+    window: int | None = Field(
+        None, ge=1, description="of a table: rows are read as time series; so many rows before it tell the next one"
+    )
+    data_schema: str | None = Field(
+        None, description="of a table: a file of `plures data schema` with columns, scales and categories"
+    )
+    image_size: int | None = Field(None, ge=1, le=1024, description="images in folders are scaled to so many pixels")
+    task: Literal["classes", "binary", "labels", "number", "count"] | None = Field(
+        None, description="what is predicted; if left out it follows from the column"
+    )
     model: str | None = Field(
         None, description="name of a model, or your own as module:Class; if left out mlp, for text fasttext or charlstm"
     )
@@ -120,7 +142,15 @@ class Config(BaseModel):
     personal_epochs: int = Field(
         0, ge=0, description="at the end, score every client as if it were new, after 0, 1, ... so many epochs"
     )
-    target: float | None = Field(None, gt=0, le=1, description="accuracy; the cost of reaching it is recorded")
+    metric: str | None = Field(
+        None,
+        description="what rounds, tables and the report go by: accuracy, auc, ap, f1, balanced, calibration, or rmse, "
+        "mae, r2 for numbers; if left out accuracy, rmse for numbers, mae for counts",
+    )
+    metrics: Literal["one", "all"] | None = Field(
+        None, description="metrics at the end: the one above, or all; if left out all for tables, else one"
+    )
+    goal: float | None = Field(None, description="value of the metric; the cost of reaching it is recorded")
     checkpoint_every: int = Field(10, ge=1, description="rounds between checkpoints")
     memory_limit_mb: int = Field(4096, ge=0, description="clients' state beyond it is kept in a file")
 
@@ -188,10 +218,10 @@ class Config(BaseModel):
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
-# Options that change no number of a run. A split file is compared by what is in it, not by its name.
-HOW_IT_IS_RUN = ("workers", "address", "checkpoint_every", "memory_limit_mb", "data_dir", "split")
+# Options that change no number of a run. A split file and a schema are compared by what is in them, not by their names.
+HOW_IT_IS_RUN = ("workers", "address", "checkpoint_every", "memory_limit_mb", "data_dir", "split", "data_schema")
 # Options that change what is scored, and when, but nothing of the state.
-SCORING = ("eval_every", "unchosen", "pool_rows", "pool_every", "personal_epochs", "target")
+SCORING = ("eval_every", "unchosen", "pool_rows", "pool_every", "personal_epochs", "metric", "metrics", "goal")
 
 
 def make_config(values: dict[str, Any]) -> Config:

@@ -50,6 +50,8 @@ def write_start(folder: Path, scene: Scene) -> None:
     """What a run folder holds before its first round: enough to run again."""
     write_text(folder / "config.toml", config_toml(scene.config))
     write_text(folder / "split.json", split_to_json(scene.split))
+    if scene.schema:
+        write_text(folder / "schema.toml", scene.schema)
     if scene.class_names:
         write_text(folder / "classes.json", json.dumps(scene.class_names) + "\n")
 

@@ -13,6 +13,7 @@ from plures import tree
 from plures.engine import Usage
 from plures.errors import RunFailed, UsageError
 from plures.files import lock, write_text
+from plures.learn.metrics import ACCURACY
 from plures.methods.messages import Message, Same
 from plures.registry import doubting
 from plures.runs import results
@@ -50,9 +51,12 @@ class Simulation:
         message, _ = state.send(state.eligible[:1])
         room = max(state.n_cohort, min(len(state.eligible), 256, ROOM_BYTES // tree.n_bytes(scene.task.initial)))
         work = scene.work(state.store.initial)
-        self.executor = Executor(work, state.shapes, state.store, message, workers_of(scene.config), room)
+        keeps = scene.metric is not ACCURACY or bool(scene.others)
+        self.executor = Executor(work, state.shapes, state.store, message, workers_of(scene.config), room, keeps)
         is_refreshed = scene.config.unchosen == "refresh"
-        self.evaluator = Evaluator(self.executor, state.eligible, state.scored, is_refreshed)
+        self.evaluator = Evaluator(
+            self.executor, state.eligible, state.scored, is_refreshed, scene.metric, scene.others
+        )
 
     def close(self) -> None:
         self.executor.close()
@@ -110,12 +114,13 @@ class Simulation:
             return None
         work = self.executor.work._replace(population=scene.new_clients)
         first, epochs = len(scene.population.train), scene.config.new_epochs
-        return score_new_clients(work, self.state.server, first, epochs, self.state.round)
+        return score_new_clients(work, self.state.server, first, epochs, self.state.round, scene.metric)
 
     def score_as_new(self) -> NewClients:
         """Scores of the clients of training with models made from the server's state alone, over some epochs."""
         epochs = self.state.scene.config.personal_epochs
-        found = score_new_clients(self.executor.work, self.state.server, 0, epochs, self.state.round)
+        metric = self.state.scene.metric
+        found = score_new_clients(self.executor.work, self.state.server, 0, epochs, self.state.round, metric)
         if found is None:
             raise RunFailed("personal_epochs: no client has rows to train and to test on")
         return found
@@ -143,7 +148,7 @@ class Simulation:
     def models(self) -> Mapping[int, Tree]:
         if self.state.folder is not None:
             return ModelsOfFolder(self.state.folder, self.state.scene, self.state.eligible)
-        return {i: self.whole_model(i) for i in self.state.eligible}
+        return ModelsInMemory(self.state.scene, {i: self.whole_model(i) for i in self.state.eligible})
 
     def whole_model(self, client: int) -> Tree:
         """The model of one client with the weights that do not train."""
@@ -166,18 +171,26 @@ class Simulation:
             return tree.row(one_by_one(make, message, states, shards), 0)
 
 
+class ModelsInMemory(dict[int, Tree]):
+    """The personal models of a run that left no folder, and what they were made for."""
+
+    def __init__(self, scene: Scene, models: dict[int, Tree]) -> None:
+        super().__init__(models)
+        self.scene = scene
+
+
 class ModelsOfFolder(Mapping[int, Tree]):
     """The personal models of a run that left a folder: opened when the first of them is asked for."""
 
     def __init__(self, folder: Path, scene: Scene, clients: list[int]) -> None:
-        self._folder, self._scene, self._clients = folder, scene, clients
+        self._folder, self.scene, self._clients = folder, scene, clients
         self._models: dict[int, Tree] = {}
 
     def __getitem__(self, client: int) -> Tree:
         if client not in self._models:
             if client not in self._clients:
                 raise KeyError(client)
-            with open_simulation(self._folder, scene=self._scene) as simulation:
+            with open_simulation(self._folder, scene=self.scene) as simulation:
                 self._models = {i: simulation.whole_model(i) for i in self._clients}
         return self._models[client]
 

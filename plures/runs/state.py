@@ -181,8 +181,12 @@ class RunState:
             "engine": self.usage.plus(usage).to_json(),
             "digest": self.digest(),
         }
-        if config.target is not None:
-            summary["to_target"] = {"target": config.target, "cost": results.to_target(self.rows, config.target)}
+        more = results.metrics(evaluation, config.seed)
+        if more:
+            summary["metrics"] = more
+        if config.goal is not None:
+            cost = results.to_goal(self.rows, config.goal, evaluation.metric)
+            summary["to_goal"] = {"goal": config.goal, "cost": cost}
         return summary
 
     def _traffic_by_group(self) -> dict[str, dict[str, int]]:

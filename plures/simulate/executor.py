@@ -46,11 +46,16 @@ class Executor:
         message: Message,
         make_workers: Callable[[Work, Tables, Message], Workers],
         capacity: int,
+        keeps_outputs: bool = False,
     ) -> None:
-        """`message` is one to a single client, by which the first step is compiled; `capacity` the largest cohort."""
+        """`message` is one to a single client, by which the first step is compiled; `capacity` the largest cohort.
+
+        keeps_outputs: whether `outputs` will be asked for.
+        """
         self.work, self.capacity, self.is_each = work, capacity, shapes.is_each
         self._trained_bytes = tree.n_bytes((shapes.kept, shapes.upload, shapes.metrics))
-        self._tables = Tables(shapes, work.task.initial, work.population.n_classes, store, capacity)
+        n_outputs = work.population.most_tested() if keeps_outputs else 0
+        self._tables = Tables(shapes, work.task.initial, work.population.n_classes, store, capacity, n_outputs)
         self.usage = Usage()
         self.personal_flops = 0  # of making the personal models that were scored
         warm_up(work, message)
@@ -85,6 +90,18 @@ class Executor:
         self._deliver(message, ids, states)
         self._score("classes", round, isinstance(message, Each), ids, "pool", states)
         return self._tables.first("classes", len(ids)).clone()
+
+    def outputs(self, round: int, message: Message, ids: list[int], rows: Rows, states: States) -> Tensor:
+        """[client, row, output]: of each client's personal model on its rows, which come first."""
+        self._deliver(message, ids, states)
+        self._score("outputs", round, isinstance(message, Each), ids, rows, states)
+        return self._tables.first("outputs", len(ids)).clone()
+
+    def outputs_generic(self, params: Params, ids: list[int]) -> Tensor:
+        """[client, row, output]: of one model on every client's test rows."""
+        self._tables.deliver_generic(params)
+        self._score("generic outputs", 0, False, ids, "test", "kept")
+        return self._tables.first("outputs", len(ids)).clone()
 
     def score_generic(self, params: Params, ids: list[int]) -> dict[str, Tensor]:
         """Hits, loss and number of rows of one model on every client's test rows."""

@@ -101,7 +101,7 @@ def test_gradients_are_those_of_torch_with_frozen_layers_in_inference():
     torch.manual_seed(3)
     module = DeepMlp((64,), 10)
     module.norm.running_mean.uniform_(-1, 1)
-    task = Task(module, torch.zeros(64), 10, FROZEN)
+    task = Task(module, torch.zeros(64), 10, chosen=FROZEN)
     x, y = torch.randn(5, 64), torch.tensor([1, 2, 3, 4, 5])
     params = {name: value.clone().requires_grad_() for name, value in task.initial.items()}
     loss = task.loss(params, Batch(x, y, torch.ones(5), torch.ones(10), torch.tensor(0)))
@@ -124,7 +124,7 @@ def test_gradients_are_those_of_torch_with_frozen_layers_in_inference():
     ],
 )
 def test_patterns_name_layers_and_tensors(chosen, trained):
-    task = Task(DeepMlp((64,), 10), torch.zeros(64), 10, chosen)
+    task = Task(DeepMlp((64,), 10), torch.zeros(64), 10, chosen=chosen)
     statistics = {"norm.running_mean", "norm.running_var"}
     if trained is None:
         assert set(task.frozen) == {"norm.weight"}
@@ -167,7 +167,7 @@ def test_a_run_knows_its_frozen_weights_again(tmp_path):
     resumed.state.load()
     assert resumed.state.round == 1
     resumed.close()
-    other = Task(Mlp(tuple(scene.task.example.shape), 10), scene.task.example, 10, Chosen(freeze="body"))
+    other = Task(Mlp(tuple(scene.task.example.shape), 10), scene.task.example, 10, chosen=Chosen(freeze="body"))
     resumed = Simulation(scene._replace(task=other), tmp_path / "r", print)
     with pytest.raises(DataError, match="frozen weights of mlp have changed"):
         resumed.state.load()

@@ -6,7 +6,8 @@ from torch import nn
 
 from plures.data.batches import Batch
 from plures.errors import UsageError
-from plures.learn.task import Task, build, cross_entropy
+from plures.learn.losses import cross_entropy
+from plures.learn.task import Task, build
 from plures.models.names import model_maker
 from tests.small import TinyNorm
 

@@ -13,6 +13,7 @@ import plures
 from plures.data.population import Population
 from plures.engine import KernelCount, Usage
 from plures.errors import UsageError
+from plures.learn.metrics import ACCURACY
 from plures.methods.messages import Each, Same
 from plures.runs import results
 from plures.runs.callbacks import Callback
@@ -181,7 +182,7 @@ def test_tables_have_raw_and_corrected_values(tmp_path):
 
 
 def chosen(found, scores=None):
-    return results._chosen(found, scores or {"mean": 0.1, "pooled": 0.2})
+    return results._chosen(found, scores or {"mean": 0.1, "pooled": 0.2}, ACCURACY)
 
 
 def test_best_round_on_test_and_the_one_chosen_on_rows_kept_apart():
@@ -220,14 +221,14 @@ def test_run_without_evaluated_rounds_has_its_last_scores_as_best():
 
 def test_cost_of_reaching_a_target():
     history = [a_round(1, 0.2), a_round(2), a_round(3, 0.8), a_round(4, 0.9)]
-    assert results.to_target(history, 0.75) == {"round": 3, "bytes": 90, "flops": 300, "seconds": 3.0}
-    assert results.to_target(history, 0.8)["round"] == 3  # at the target is reached
-    assert results.to_target(history, 0.95) is None
+    assert results.to_goal(history, 0.75) == {"round": 3, "bytes": 90, "flops": 300, "seconds": 3.0}
+    assert results.to_goal(history, 0.8)["round"] == 3  # at the target is reached
+    assert results.to_goal(history, 0.95) is None
 
 
 def test_run_tells_what_a_target_cost():
-    result = plures.run("local", **QUICK, target=0.2)
-    cost = result.summary["to_target"]["cost"]
+    result = plures.run("local", **QUICK, goal=0.2)
+    cost = result.summary["to_goal"]["cost"]
     until = result.rounds[: cost["round"]]
     assert until[-1]["personal_mean"] >= 0.2 and all(row["personal_mean"] < 0.2 for row in until[:-1])
     assert cost["flops"] == sum(row["flops"] for row in until)

@@ -25,5 +25,9 @@ class Brm(Addon):
     def refuses(self):
         return {**self.host.refuses, "sam": "add it the other way round, before brm"}
 
+    @property
+    def needs_classes(self):
+        return "its loss is balanced by the numbers of rows of each class"
+
     def train(self, task, received, client, shard, terms=NO_TERMS):
         return self.host.train(with_balanced_loss(task, self.balance, self.gamma), received, client, shard, terms)
