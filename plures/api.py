@@ -74,7 +74,8 @@ def run(
     attack: Literal["none", "labels", "random", "replace"] = "none",
     attackers: float = 0.2,
     seed: int = 0,
-    executor: Literal["vectorised", "one_by_one", "ray"] = "vectorised",
+    executor: Literal["auto", "vectorised", "one_by_one", "ray"] = "auto",
+    stack: int | None = None,
     engine: str = "traced",
     precision: Literal["float32", "float64"] = "float32",
     workers: int = 1,
@@ -154,7 +155,8 @@ def run(
         attack: what attackers do: train on random `labels`, upload `random` noise, or `replace` the model.
         attackers: the share of clients that attack.
         seed: all randomness comes from it.
-        executor: how clients are run: `vectorised`, `one_by_one`, or `ray`.
+        executor: how clients are run: `vectorised`, `one_by_one`, `ray`, or `auto`, the faster of the first two.
+        stack: the most clients that are stacked together in training; if left out as many as pay.
         engine: how training steps are run: `traced` or `eager`.
         precision: the type of weights and of numbers in the data, `float32` or `float64`.
         workers: processes of one thread each. They change nothing of the result.
@@ -201,9 +203,10 @@ def compare(
     server_lr: float | None = None, local_work: str | None = None,
     validation: float = 0.0, new_clients: int = 0, new_epochs: int = 5,
     attack: Literal["none", "labels", "random", "replace"] = "none", attackers: float = 0.2,
-    executor: Literal["vectorised", "one_by_one", "ray"] = "vectorised", engine: str = "traced",
-    precision: Literal["float32", "float64"] = "float32", workers: int = 1, address: str | None = None,
-    eval_every: int = 1, unchosen: Literal["carry", "refresh"] = "carry", pool_rows: int | None = None,
+    executor: Literal["auto", "vectorised", "one_by_one", "ray"] = "auto", stack: int | None = None,
+    engine: str = "traced", precision: Literal["float32", "float64"] = "float32",
+    workers: int = 1, address: str | None = None, eval_every: int = 1,
+    unchosen: Literal["carry", "refresh"] = "carry", pool_rows: int | None = None,
     pool_every: int = 0, personal_epochs: int = 0, metric: str | None = None,
     metrics: Literal["one", "all"] | None = None, goal: float | None = None, checkpoint_every: int = 10,
     memory_limit_mb: int = 4096, out: str | Path | None = None, progress: bool = False,

@@ -166,7 +166,7 @@ def new_experiment(found: dict[str, wire.Hello]) -> About:
 SIMULATION_ONLY = (  # options that a federation does not have
     *["data", "data_dir", "partition", "split", "share", "new_clients", "attack", "attackers"],
     *["executor", "workers", "address", "validation", "unchosen", "pool_rows", "pool_every", "personal_epochs"],
-    *["engine", "precision"],
+    *["engine", "precision", "stack"],
 )
 NEVER_SENT = {*HOW_IT_IS_RUN, *SCORING, *SIMULATION_ONLY, "clients"}  # fields of a config that are not sent to clients
 

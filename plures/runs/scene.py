@@ -51,7 +51,8 @@ class Scene(NamedTuple):
         """What the jobs of this run are done with; `initial` is the state of a client that has not taken part."""
         engine = Engine.parse(self.config.engine)
         config = self.config
-        return Work(self.method, self.task, self.population, initial, config.style, engine, config.new_epochs)
+        how = (config.style, engine, config.stack, config.new_epochs)
+        return Work(self.method, self.task, self.population, initial, *how)
 
 
 class Objects(NamedTuple):

@@ -26,6 +26,10 @@ CANNOT_STACK = ("atching rule not implemented", "data-dependent control flow", "
 EIGHTHS = 8  # a test is counted in eighths of a batch, so that clients with few rows are together
 
 
+class CannotStack(UsageError):
+    """Clients of a model cannot be stacked."""
+
+
 class Trained(NamedTuple):
     """A cohort after its training: stacked, row i belongs to the i-th client. The next training overwrites it."""
 
@@ -72,6 +76,8 @@ class Executor:
         task, batch = self.work.task, self.work.method.solver.batch
         weights = self._trained_bytes + tree.n_bytes(task.initial)
         cost = cost_of(task.size, batch, 3, 4 * weights + 3 * batch * task.row_bytes)
+        if self.work.stack is not None:
+            cost = cost._replace(most=min(cost.most, self.work.stack))
         n_groups = self._run("train", round, isinstance(message, Each), ids, self._n_steps(ids), cost)
         clients, uploads, metrics = self._tables.first("trained", len(ids))
         return Trained(clients, uploads, metrics, int(self._tables.first("flops", n_groups).sum()))
@@ -175,7 +181,7 @@ def warm_up(work: Work, message: Message) -> None:
     except RuntimeError as error:
         if work.style == "one_by_one" or not any(words in str(error) for words in CANNOT_STACK):
             raise
-        raise UsageError(
+        raise CannotStack(
             "torch cannot stack clients of this model (an operation of it has no rule for that, or it decides by the "
             "numbers in a tensor what to do next); use --executor one_by_one, or write that layer with plain operations"
         ) from error

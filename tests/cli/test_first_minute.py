@@ -59,9 +59,9 @@ class Deciding(nn.Module):
 @pytest.mark.parametrize("command", [["doctor"], ["run", "--dry-run"]])
 def test_a_model_that_the_executor_refuses_is_refused_before_the_run(command, capsys):
     model = f"{__name__}:Deciding"
-    assert call([command[0], "fedavg", *command[1:], "--model", model, *SMALL]) == 2
+    assert call([command[0], "fedavg", *command[1:], "--model", model, "--executor", "vectorised", *SMALL]) == 2
     assert "one_by_one" in capsys.readouterr().err
-    assert call([command[0], "fedavg", *command[1:], "--model", model, "--executor", "one_by_one", *SMALL]) == 0
+    assert call([command[0], "fedavg", *command[1:], "--model", model, *SMALL]) == 0
 
 
 def test_a_dry_comparison_and_a_dry_reproduction_tell_the_time(capsys):
