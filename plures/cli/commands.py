@@ -268,6 +268,8 @@ def show(spec: str, values: dict[str, Any]) -> None:
     scene = make_scene(make_config(values))
     config = scene.config
     where = f"With model {config.model} on {config.data} and {config.clients} clients"
+    if trained := scene.task.trained_in_words:
+        where += f" ({trained})"
     tell(make_console(to_stderr=False), about_method(spec, describe(scene), where))
 
 
@@ -310,7 +312,7 @@ def export(folder: Path, client: str, out: Path, form: str | None, trust: bool) 
     wanted = format_of(out, form)
     with doubting(folder, trust), open_simulation(folder, lambda line: tell(console, line)) as opened:
         scene, round = opened.state.scene, opened.state.round
-        model = opened.personal_model(client_number(scene, client))
+        model = opened.whole_model(client_number(scene, client))
     if wanted == "safetensors":
         about = {"method": scene.config.method, "model": str(scene.config.model), "client": str(client)}
         _write_model(out, model, about)
@@ -341,8 +343,9 @@ def adapt(
             found = from_rows(opened.state, client_data, epochs)
         else:
             found = from_counts(opened.state, whole_numbers("--class-counts", str(class_counts)))
-        config, metric = opened.state.scene.config, opened.state.scene.metric
-    _write_model(out, found.model, {"method": config.method, "model": str(config.model)})
+        scene = opened.state.scene
+        config, metric = scene.config, scene.metric
+    _write_model(out, scene.task.whole(found.model), {"method": config.method, "model": str(config.model)})
     if as_json:
         print(json.dumps(found.summary | {"model": str(out)}, indent=2))
         return

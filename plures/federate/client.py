@@ -273,6 +273,8 @@ class Client:
             raise Refused("our rows are not what the experiment predicts, or we have no schema yet", "schema")
         task = task_of(config, x[0], experiment.n_classes, experiment.n_tokens, None, experiment.task)
         metric = find_metric(experiment.metric, experiment.task)
+        if task.frozen_fingerprint != experiment.frozen:
+            raise DataError(f"the frozen weights of {config.model} here are not those of the server")
         method = method_of(config)
         method = method.with_schedule(Schedule(experiment.n_clients, config.rounds, config.participation))
         train, test = own_rows(data, config.seed, config.test_share)
@@ -355,7 +357,7 @@ class Client:
         shards = work.population.shards([asked.client], "train", "personalize", asked.round)
         fn = personal_function(work, asked.is_new)
         personal = work.run(fn, Same(received), () if asked.is_new else as_stack(state), shards)
-        self._save_model(asked.experiment, tree.row(personal, 0))
+        self._save_model(asked.experiment, work.task.whole(tree.row(personal, 0)))
 
     def _save_model(self, experiment: wire.Experiment, model: Tree) -> None:
         path = self.folder / "models" / f"{experiment.id}.safetensors"
@@ -384,7 +386,8 @@ class Client:
         if n_test >= self.policy.least_test_rows:
             found = adaptation_curve(work, received, newcomer, asked.epochs, asked.round, member.metric)
             curve = [self._curve_to_tell(member.metric, each[0], alone.test[0]) for each in found]
-        self._save_model(asked.experiment, adapted_model(work, received, asked.epochs, asked.round))
+        adapted = adapted_model(work, received, asked.epochs, asked.round)
+        self._save_model(asked.experiment, work.task.whole(adapted))
         reply = wire.AdaptReply(experiment=asked.experiment.id, curve=curve, n_train=n_train, n_test=n_test)
         return wire.pack(reply, {})
 

@@ -393,6 +393,7 @@ class FederatedClients:
             n_tokens=about.n_tokens,
             task=about.clients[0].task,
             metric=scene.metric.name,
+            frozen=scene.task.frozen_fingerprint,
         )
         self.silent: list[dict[str, Any]] = []
         self.wire_bytes = {"down": 0, "up": 0}

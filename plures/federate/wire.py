@@ -29,7 +29,18 @@ TENSOR_BYTES = 512  # allowed for the name, the shape and the position of each t
 SIMULATION_ONLY = (  # options that a federation does not have
     *["data", "data_dir", "partition", "split", "share", "new_clients", "attack", "attackers"],
     *["executor", "workers", "address", "validation", "unchosen", "pool_rows", "pool_every", "personal_epochs"],
-    *["engine", "precision", "client_column", "target", "drop", "time_column", "text_column", "window", "data_schema"],
+    *[
+        "engine",
+        "precision",
+        "stack",
+        "client_column",
+        "target",
+        "drop",
+        "time_column",
+        "text_column",
+        "window",
+        "data_schema",
+    ],
     *["image_size", "task", "metrics"],
 )
 NEVER_SENT = {*HOW_IT_IS_RUN, *SCORING, *SIMULATION_ONLY, "clients"}  # fields of a config that are not sent to clients
@@ -98,6 +109,7 @@ class Experiment(_Fields):
     n_tokens: int = Field(ge=0, le=10**6)
     task: TaskKind = "classes"
     metric: str = Field(default="accuracy", max_length=30)
+    frozen: str = Field("", pattern=r"^([0-9a-f]{64})?$")  # SHA-256 of the weights that do not train
 
 
 class ColumnSummary(_Fields):

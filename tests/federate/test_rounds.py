@@ -85,6 +85,26 @@ def test_a_federated_run_is_the_simulation_bit_for_bit(method, link, data, tmp_p
         assert found.summary[key] == expected.summary[key]
 
 
+def test_frozen_weights_are_made_at_both_ends_and_never_sent(link, data, tmp_path):
+    server.play(federated("ditto", link, tmp_path / "run", freeze="hidden"), Callback())
+    simulated("ditto", data, tmp_path / "sim", freeze="hidden", pool_rows=0)
+    assert_same_state(tmp_path / "run", tmp_path / "sim", lambda name: tmp_path / "nodes" / name, 0)
+    assert link.sent and not [message for _, message in link.sent if b"hidden.weight" in message]
+    [path] = (tmp_path / "nodes" / "hospital-a" / "models").glob("*.safetensors")
+    assert "model/hidden.weight" in load(path.read_bytes())
+
+
+def test_a_client_whose_frozen_weights_are_others_refuses(link, tmp_path):
+    said = []
+    link.nodes["hospital-a"].say = said.append
+    found = federated("fedavg", link, tmp_path / "run", freeze="hidden")
+    found.close()
+    other = found.experiment.model_copy(update={"frozen": "0" * 64})
+    request = found._request(0, True, False, False).model_copy(update={"experiment": other})
+    assert b"DataError" in link.nodes["hospital-a"].answer(wire.pack(request, {}))
+    assert any("frozen weights of mlp here are not those of the server" in line for line in said)
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_the_shapes_of_every_method_are_those_of_what_it_sends(name):
     scene = scene_of(name)
