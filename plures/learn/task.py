@@ -340,7 +340,7 @@ class Task:
         return self.loss_of(self.training_logits(params, batch), batch)
 
     def row_losses(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """The loss of every row: cross-entropy for classes, half the squared error for a number, and so on."""
+        """The loss of every row: cross-entropy for classes, the squared error for a number, and so on."""
         return ROW_LOSSES[self.kind](outputs, y)
 
     def loss_of(self, outputs: Tensor, batch: Batch) -> Tensor:
