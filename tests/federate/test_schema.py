@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from plures.data import sources
 from plures.data.reading import Reading
 from plures.errors import RunFailed
 from plures.federate import server
@@ -23,9 +24,13 @@ SECRET = "zugspitze"
 
 @pytest.fixture
 def tables(tmp_path):
+    return write_tables(tmp_path / "tables")
+
+
+def write_tables(folder):
+    """A table for each site: a column is numbers at one of them and words elsewhere, and one site has one class."""
     rng = np.random.default_rng(2)
-    folder = tmp_path / "tables"
-    folder.mkdir()
+    folder.mkdir(parents=True)
     for k, site in enumerate(SITES):
         with open(folder / f"{site}.csv", "w", newline="") as file:
             out = csv.writer(file)
@@ -36,6 +41,18 @@ def tables(tmp_path):
                 ill = "no" if site == "jena" else rng.choice(["no", "yes"])  # one class alone at a site
                 out.writerow([round(age, 2) if row % 9 else "", part, f"{SECRET}{row % 3}", round(age / 9, 3), ill])
     return folder
+
+
+def split_of(tables, seed):
+    """Who has which rows of the joined tables, as the clients split theirs."""
+    split, at = {"train": [], "test": []}, 0
+    for path in sorted(tables.glob("*.csv")):
+        data = sources.load(str(path), None, Reading(target="level", drop=("ill",)))
+        train, test = own_rows(data, seed, 0.25)
+        split["train"].append((train + at).tolist())
+        split["test"].append((test + at).tolist())
+        at += len(data.y)
+    return json.dumps(split)
 
 
 def nodes(tables, folder, reading, policy=OPEN):
