@@ -138,14 +138,23 @@ def lock_holder(path: Path) -> int | None:
 # TOML
 
 
+MOST_TOML_BYTES = 100_000_000
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     """The values of a TOML file."""
     try:
+        if path.stat().st_size > MOST_TOML_BYTES:
+            raise UsageError(f"{path} has {in_bytes(path.stat().st_size)}, which is too much for a config file")
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UsageError(f"there is no config file {str(path)!r}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is not TOML: {error}") from None
+    except RecursionError:
+        raise UsageError(f"{path} is not TOML that can be read: it is nested too deeply") from None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
 def parse_toml(text: str) -> dict[str, Any]:

@@ -424,8 +424,16 @@ def _csv(fields: list[str], rows: list[dict[str, Any]], header: bool) -> str:
     writer = csv.DictWriter(out, fields, lineterminator="\n")
     if header:
         writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows([{key: _as_plain_text(value) for key, value in row.items()} for row in rows])
     return out.getvalue()
+
+
+FORMULAS = ("=", "+", "-", "@", "\t", "\r")  # with which a cell begins that a spreadsheet would compute
+
+
+def _as_plain_text(value: Any) -> Any:
+    """A cell; a text that a spreadsheet would take for a formula begins with an apostrophe."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULAS) else value
 
 
 def write_rounds(folder: Path, rounds: list[Round]) -> None:
@@ -460,7 +468,7 @@ def read_csv(path: Path) -> list[dict[str, Any]]:
 
     def value(column: str, cell: str) -> Any:
         if column in TEXTS:
-            return cell
+            return cell[1:] if cell.startswith("'") and cell[1:].startswith(FORMULAS) else cell
         if cell == "":
             return None
         return float(cell) if not cell.lstrip("-").isdigit() else int(cell)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import plures
+from plures import files
 from plures.data.population import Population
 from plures.engine import KernelCount, Usage
 from plures.errors import UsageError
@@ -494,3 +495,20 @@ def test_flops_of_making_personal_models_are_told_apart():
     assert tuned.summary["personal_flops"] > 2 * n_rows * 2 * (64 * 64 + 64 * 10)
     alone = plures.run("fedavg+ft:ft_epochs=2", executor="one_by_one", **options)
     assert alone.summary["personal_flops"] == tuned.summary["personal_flops"]
+
+
+def test_a_name_that_a_spreadsheet_would_compute_is_text(tmp_path):
+    names = ["=cmd|' /C calc'!A0", "+1", "@x", "-2", "'quoted", "plain"]
+    results.write_csv(tmp_path / "t.csv", [{"client": k, "name": name} for k, name in enumerate(names)])
+    cells = [line.split(",", 1)[1].strip('"') for line in (tmp_path / "t.csv").read_text().splitlines()[1:]]
+    assert all(cell.startswith("'") for cell in cells[:4])
+    assert [row["name"] for row in results.read_csv(tmp_path / "t.csv")] == names
+
+
+def test_toml_that_is_nested_too_deeply_or_too_large_is_told(tmp_path, monkeypatch):
+    (tmp_path / "deep.toml").write_text("x = " + "[" * 5000 + "]" * 5000)
+    with pytest.raises(UsageError, match="nested too deeply"):
+        files.read_toml(tmp_path / "deep.toml")
+    monkeypatch.setattr(files, "MOST_TOML_BYTES", 3)
+    with pytest.raises(UsageError, match="too much"):
+        files.read_toml(tmp_path / "deep.toml")
