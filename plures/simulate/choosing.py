@@ -74,7 +74,8 @@ def _seconds(work: Work, ids: list[int]) -> float:
     """What some steps of these clients take; the first time, which compiles, is not counted."""
     method, task, population = work.method, work.task, work.population
     rows = [population.train[i] for i in ids]
-    enough = [np.resize(own, STEPS * method.solver.batch) for own in rows]  # the same number of steps for all
+    widest = min(method.solver.batch, max(len(own) for own in rows))  # a batch may be wider than all rows
+    enough = [np.resize(own, STEPS * widest) for own in rows]  # the same number of steps for all
     short = method.with_solver(method.solver.for_steps(STEPS))
     few = population._replace(train=enough, test=[], validation=[], work=None)
     places, message = list(range(len(ids))), _message(work, short, ids)
