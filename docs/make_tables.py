@@ -22,7 +22,7 @@ from PIL import Image
 from sklearn.linear_model import LogisticRegression, Ridge
 
 import plures
-from plures.errors import UsageError
+from plures.errors import RunFailed, UsageError
 from plures.learn.metrics import METRICS, Metric
 from plures.methods import METHODS
 from plures.runs.config import make_config
@@ -130,6 +130,8 @@ def run(name: str, data_dir: str, methods: list[str]) -> None:
                 done[method] = numbers_of(method, options | {"seed": seed})
             except UsageError as error:
                 done[method] = {"refused": str(error)}
+            except RunFailed as error:
+                done[method] = {"failed": str(error)}
             (RECORDS / f"table-{name}.json").write_text(json.dumps(record, indent=1) + "\n", "utf-8")
             print(f"{name} seed {seed} {method}: {done[method]}", flush=True)
 
@@ -191,7 +193,7 @@ def page_of(name: str) -> list[str]:
     rows = {}
     for method in dict.fromkeys(method for of_seed in record.values() for method in of_seed):
         own = [of_seed[method] for of_seed in record.values() if method in of_seed]
-        if "refused" not in own[0]:
+        if all("pooled" in one for one in own):
             rows[method] = own
     order = sorted(rows, key=lambda method: -metric.sign * fmean(one["pooled"] for one in rows[method]))
     for method in order:
@@ -208,6 +210,11 @@ def page_of(name: str) -> list[str]:
     lines[-1] += f" {len(ours) - len(below)} of {len(ours)} methods are at least as good over all rows."
     if below:
         lines[-1] += f" These are not: {', '.join(f'`{method}`' for method in below)}."
+    failed = [
+        method for method in record["0"] if any("failed" in of_seed.get(method, {}) for of_seed in record.values())
+    ]
+    if failed:
+        lines[-1] += f" These diverge at their defaults: {', '.join(f'`{method}`' for method in failed)}."
     if refused:
         lines[-1] += f" Not for this task: {', '.join(f'`{method}`' for method in refused)}."
     return [*lines, ""]

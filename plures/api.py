@@ -45,6 +45,8 @@ def run(
     image_size: int | None = None,
     task: Literal["classes", "binary", "labels", "number", "count"] | None = None,
     model: Model | None = None,
+    freeze: str | None = None,
+    train: str | None = None,
     share: float = 1.0,
     partition: str | None = None,
     split: str | Path | None = None,
@@ -76,7 +78,8 @@ def run(
     attack: Literal["none", "labels", "random", "replace"] = "none",
     attackers: float = 0.2,
     seed: int = 0,
-    executor: Literal["vectorised", "one_by_one", "ray"] = "vectorised",
+    executor: Literal["auto", "vectorised", "one_by_one", "ray"] = "auto",
+    stack: int | None = None,
     engine: str = "traced",
     precision: Literal["float32", "float64"] = "float32",
     workers: int = 1,
@@ -120,6 +123,9 @@ def run(
             column.
         model: the name of a model, `module:Class`, an `nn.Module` (its weights are where training starts), or a
             function that makes one from the arguments shape, n_classes and n_tokens, as far as it takes them.
+        freeze: weights that do not train: `head`, `body`, or names of layers or tensors, in which * stands for
+            anything, joined by commas. Weights of an `nn.Module` with `requires_grad=False` do not train either.
+        train: weights that train, named in the same way; all others do not.
         share: the share of the rows of each class that is used.
         partition: how rows are dealt to clients, as `dirichlet:0.1`; if left out `natural`, or `dirichlet:0.1` where
             the data has no clients of its own.
@@ -153,7 +159,8 @@ def run(
         attack: what attackers do: train on random `labels`, upload `random` noise, or `replace` the model.
         attackers: the share of clients that attack.
         seed: all randomness comes from it.
-        executor: how clients are run: `vectorised`, `one_by_one`, or `ray`.
+        executor: how clients are run: `vectorised`, `one_by_one`, `ray`, or `auto`, the faster of the first two.
+        stack: the most clients that are stacked together in training; if left out as many as pay.
         engine: how training steps are run: `traced` or `eager`.
         precision: the type of weights and of numbers in the data, `float32` or `float64`.
         workers: processes of one thread each. They change nothing of the result.
@@ -188,7 +195,8 @@ def compare(
     client: str | None = None, target: str | None = None, drop: str | None = None, time_column: str | None = None,
     text_column: str | None = None, window: int | None = None, data_schema: str | Path | None = None,
     image_size: int | None = None, task: Literal["classes", "binary", "labels", "number", "count"] | None = None,
-    model: Model | None = None, share: float = 1.0, partition: str | None = None, split: str | Path | None = None,
+    model: Model | None = None, freeze: str | None = None, train: str | None = None, share: float = 1.0,
+    partition: str | None = None, split: str | Path | None = None,
     min_rows: int = 0, test_share: float = 0.25, clients: int | None = None, participation: float = 1.0,
     rounds: int = 20, epochs: int = 1, steps: int | None = None, batch: int = 10, lr: float = 0.05,
     lr_decay: float = 1.0, lr_decay_every: int = 1,
@@ -199,9 +207,10 @@ def compare(
     server_lr: float | None = None, local_work: str | None = None,
     validation: float = 0.0, new_clients: int = 0, new_epochs: int = 5,
     attack: Literal["none", "labels", "random", "replace"] = "none", attackers: float = 0.2,
-    executor: Literal["vectorised", "one_by_one", "ray"] = "vectorised", engine: str = "traced",
-    precision: Literal["float32", "float64"] = "float32", workers: int = 1, address: str | None = None,
-    eval_every: int = 1, unchosen: Literal["carry", "refresh"] = "carry", pool_rows: int | None = None,
+    executor: Literal["auto", "vectorised", "one_by_one", "ray"] = "auto", stack: int | None = None,
+    engine: str = "traced", precision: Literal["float32", "float64"] = "float32",
+    workers: int = 1, address: str | None = None, eval_every: int = 1,
+    unchosen: Literal["carry", "refresh"] = "carry", pool_rows: int | None = None,
     pool_every: int = 0, personal_epochs: int = 0, metric: str | None = None,
     metrics: Literal["one", "all"] | None = None, goal: float | None = None, checkpoint_every: int = 10,
     memory_limit_mb: int = 4096, out: str | Path | None = None, progress: bool = False,

@@ -14,7 +14,7 @@ from plures.cli import view
 from plures.cli.listing import about_method
 from plures.cli.options import n_cores, whole_numbers
 from plures.errors import UsageError, unknown
-from plures.federate.server import RoundLimits
+from plures.federate.server import Caps, RoundLimits
 from plures.files import write_text
 from plures.registry import doubting
 from plures.runs import simulation, timing
@@ -268,6 +268,8 @@ def show(spec: str, values: dict[str, Any]) -> None:
     scene = make_scene(make_config(values))
     config = scene.config
     where = f"With model {config.model} on {config.data} and {config.clients} clients"
+    if trained := scene.task.trained_in_words:
+        where += f" ({trained})"
     tell(make_console(to_stderr=False), about_method(spec, describe(scene), where))
 
 
@@ -310,7 +312,7 @@ def export(folder: Path, client: str, out: Path, form: str | None, trust: bool) 
     wanted = format_of(out, form)
     with doubting(folder, trust), open_simulation(folder, lambda line: tell(console, line)) as opened:
         scene, round = opened.state.scene, opened.state.round
-        model = opened.personal_model(client_number(scene, client))
+        model = opened.whole_model(client_number(scene, client))
     if wanted == "safetensors":
         about = {"method": scene.config.method, "model": str(scene.config.model), "client": str(client)}
         _write_model(out, model, about)
@@ -341,8 +343,9 @@ def adapt(
             found = from_rows(opened.state, client_data, epochs)
         else:
             found = from_counts(opened.state, whole_numbers("--class-counts", str(class_counts)))
-        config, metric = opened.state.scene.config, opened.state.scene.metric
-    _write_model(out, found.model, {"method": config.method, "model": str(config.model)})
+        scene = opened.state.scene
+        config, metric = scene.config, scene.metric
+    _write_model(out, scene.task.whole(found.model), {"method": config.method, "model": str(config.model)})
     if as_json:
         print(json.dumps(found.summary | {"model": str(out)}, indent=2))
         return
@@ -365,7 +368,8 @@ def start_federated(
     home: Path,
     resume: Path | None,
     wait: float,
-    terms: tuple[float, float, float],
+    limits: RoundLimits,
+    caps: Caps,
     out: Path | None,
     as_json: bool,
     quiet: bool,
@@ -382,5 +386,5 @@ def start_federated(
             tell(console, line)
 
     config = make_config(values) if values is not None else None
-    result = operate.start(config, home, resume, wait, RoundLimits(*terms), out, say, progress_of)
+    result = operate.start(config, home, resume, wait, limits, caps, out, say, progress_of)
     print_result(result, console, as_json)

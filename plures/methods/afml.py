@@ -89,6 +89,8 @@ class Afml(Method):
     warm_up: int = warm_up_setting()
     pers: int = setting(5, "epochs of fine-tuning of the personal head", least=0, search=linear(1, 10))
 
+    trains = ("head", "body")
+
     def is_random(self, task, name):
         """Whether a tensor is random: weights of the encoder are; biases, normalisation layers and the head are not."""
         return self.sigma > 0 and task.initial[name].dim() > 1 and not (task.is_head(name) or task.is_norm(name))

@@ -130,6 +130,7 @@ class Method:
     sampling: ClassVar[Literal["random", "in turn"]] = "random"  # how the clients of a round are chosen
     depends_on_rounds: ClassVar[bool] = False  # whether a round is another one in a run of more rounds
     refuses: ClassVar[dict[str, str]] = {}  # add-ons that make no sense around it, and why
+    trains: ClassVar[tuple[str, ...]] = ()  # parts, head or body, that it treats apart, so that they must train
     insides: ClassVar[str] = ""  # module:function that draws what is inside its models, for the report
 
     def __post_init__(self) -> None:
@@ -200,6 +201,15 @@ class Method:
     def notes(self, task: Task) -> tuple[str, ...]:
         """What a user should know before it is run with this model: that it is another method there, and the like."""
         return ()
+
+    def refuse_frozen(self, task: Task) -> None:
+        """Raise if a part of the model is frozen without which the method makes no sense."""
+        for part in self.trains:
+            if not any(task.is_head(name) == (part == "head") for name in tree.trainable(task.initial)):
+                raise UsageError(
+                    f"{self.title} trains the model's {part} apart from the rest, and it is frozen; let it train, or "
+                    "choose another method, e.g. fedavg"
+                )
 
     def snapshot(self, task: Task, server: Tree) -> dict[str, Tensor]:
         """What a report may show of the server's state over the rounds, by name; small, and read by nothing else."""

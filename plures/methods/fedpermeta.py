@@ -42,6 +42,8 @@ class FedPerMeta(Averaged):
     pers: int = setting(5, "epochs of fine-tuning of the personal head", least=0, search=linear(1, 10))
     weights: str = weights_setting("uniform")
 
+    trains = ("head",)
+
     def shared(self, task, params):
         return params if self.share_head else tree.drop(params, task.is_head)
 

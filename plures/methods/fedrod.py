@@ -88,6 +88,7 @@ class FedRoD(Averaged):
         "brm": "its shared model is trained with a balanced loss already; choose it with loss=",
         "sam": "one loss trains its shared model and its personal head, and only the former could be sharpened",
     }
+    trains = ("head",)
     insides = "plures.report.insides.fedrod:pictures"
 
     def __post_init__(self):

@@ -67,6 +67,11 @@ def model_maker(name: str, shape: "Shape", n_classes: int, n_tokens: int = 0) ->
     return bind_arguments(model_class, shape, n_classes, n_tokens, sizes)
 
 
+def is_of_ours(name: str) -> bool:
+    """Whether it names a model of the table above, perhaps with sizes."""
+    return split_sizes(name)[0] in MODELS
+
+
 def split_sizes(name: str) -> tuple[str, tuple[int, ...]]:
     """The name of one of our models and its sizes, as in mlp:64,64; any other name as it is."""
     base, colon, text = name.partition(":")

@@ -135,6 +135,10 @@ def tell_what_was_run(groups: list[Group]) -> list[str]:
         how.append(f"with {n} epoch{'' if n == 1 else 's'} of batches of {shared['batch']} rows")
     if "lr" in shared:
         how.append(f"at learning rate {shared['lr']:g}")
+    if shared.get("executor") == "one_by_one":
+        how.append("run one client after another")
+    elif shared.get("stack") is not None:
+        how.append(f"run in stacks of at most {shared['stack']} clients")
     text = ", ".join(how)
     over = f"Seed {seeds[0]}."
     if len(seeds) > 1:

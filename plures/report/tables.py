@@ -125,7 +125,7 @@ COSTS = (
     Asked("evaluation", "seconds", lambda s: s["seconds"]["evaluate"], _in_seconds),
     Asked("in all", "seconds", lambda s: s["seconds"]["total"], _in_seconds),
     Asked("memory", "most that the process held", lambda s: s["peak_rss_mb"], _in_megabytes),
-    Asked("refused", "updates with numbers that are not finite", lambda s: s["refused_updates"], _in_few),
+    Asked("refused", "updates that are not finite, or far too large", lambda s: s["refused_updates"], _in_few),
     Asked("target after", "rounds until personal models reached the target, where they did",
           lambda s: s["to_goal"]["cost"]["round"], _in_few, min),
     Asked("target for", "bytes until then", lambda s: s["to_goal"]["cost"]["bytes"], in_bytes, min),

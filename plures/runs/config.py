@@ -55,6 +55,12 @@ class Config(BaseModel):
     model: str | None = Field(
         None, description="name of a model, or your own as module:Class; if left out mlp, for text fasttext or charlstm"
     )
+    freeze: str | None = Field(
+        None,
+        description="weights that do not train: head, body, or names of layers or tensors, with * for anything, joined "
+        "by commas; frozen ones are not sent and not kept by clients",
+    )
+    train: str | None = Field(None, description="weights that train, named as for --freeze; all others do not")
     share: float = Field(1.0, gt=0, le=1, description="share of the rows of each class that is used")
     partition: str | None = Field(
         None, description="how rows are dealt to clients; if left out natural, or dirichlet:0.1 where the data has none"
@@ -138,8 +144,13 @@ class Config(BaseModel):
     )
     attackers: float = Field(0.2, ge=0, lt=1, description="share of clients that attack")
     seed: int = Field(0, ge=0, description="all randomness comes from it")
-    executor: Literal["vectorised", "one_by_one", "ray"] = Field(
-        "vectorised", description="how clients are run; ray: as vectorised, by actors of Ray"
+    executor: Literal["auto", "vectorised", "one_by_one", "ray"] = Field(
+        "auto",
+        description="how clients are run: stacked (vectorised), one by one, or as vectorised by actors of Ray (ray); "
+        "auto: the faster one, by a few steps where that is in doubt",
+    )
+    stack: int | None = Field(
+        None, ge=1, description="most clients stacked together in training; if left out as many as pay"
     )
     engine: str = Field(
         "traced",
@@ -191,6 +202,8 @@ class Config(BaseModel):
         if self.schedule == "step" and self.lr_decay == 1:
             raise ValueError("schedule step needs lr_decay, the factor of a step; set it below 1")
         self.work_range()
+        if self.stack is not None and self.executor == "one_by_one":
+            raise ValueError("stack is for stacked clients, and executor is one_by_one; leave one of them out")
         if self.address is not None and self.executor != "ray":
             raise ValueError(f"address is for the executor ray, got {self.executor}; leave one of them out")
         return self
@@ -199,6 +212,12 @@ class Config(BaseModel):
     def style(self) -> Literal["vectorised", "one_by_one"]:
         """How the clients of a group are run; it is what the numbers depend on."""
         return "one_by_one" if self.executor == "one_by_one" else "vectorised"
+
+    def settled_like(self, other: "Config") -> "Config":
+        """With the choice that another config has, if this one leaves it to be made."""
+        if self.executor != "auto":
+            return self
+        return self.model_copy(update={"executor": other.executor, "stack": other.stack})
 
     def work_range(self) -> tuple[int, int] | None:
         """Least and most epochs (or steps) of a client in a round, where this is drawn."""

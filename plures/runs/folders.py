@@ -32,7 +32,8 @@ def new_folder(config: Config, out: Path | None) -> Path:
                 continue
     assert out is not None
     if (out / "config.toml").exists():
-        same = read_config(out).record_identity() == config.record_identity()
+        before = read_config(out)
+        same = before.record_identity() == config.settled_like(before).record_identity()
         raise UsageError(
             f"{out} already holds {'this run' if same else 'a run of another config'}; "
             + (f"resume it with `plures resume {out}`, or choose another --out" if same else "choose another --out")

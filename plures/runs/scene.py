@@ -15,6 +15,7 @@ from plures.data.reading import Reading
 from plures.engine import Engine
 from plures.errors import DataError, UsageError
 from plures.learn import augment as augmentation
+from plures.learn.frozen import Chosen
 from plures.learn.metrics import ACCURACY, DEFAULT, WORDS, Metric, find_metric, has_sklearn, metrics_for
 from plures.learn.task import Task, build
 from plures.methods.base import Method, Schedule
@@ -50,7 +51,8 @@ class Scene(NamedTuple):
         """What the jobs of this run are done with; `initial` is the state of a client that has not taken part."""
         engine = Engine.parse(self.config.engine)
         config = self.config
-        return Work(self.method, self.task, self.population, initial, config.style, engine, config.new_epochs)
+        how = (config.style, engine, config.stack, config.new_epochs)
+        return Work(self.method, self.task, self.population, initial, *how)
 
 
 class Objects(NamedTuple):
@@ -148,6 +150,7 @@ def make_scene(config: Config, split_file: Path | None = None, objects: Objects 
         population = population.with_pool(config.pool_rows or 0)
     names = partition.names_of_clients(data, split)
     notes = (*data.notes, *split.notes, *unscaled_columns(data), *method.notes(task))
+    notes += nothing_to_send(method, task)
     return Scene(
         config,
         method,
@@ -235,6 +238,13 @@ def unscaled_columns(data: Dataset) -> tuple[str, ...]:
     )
 
 
+def nothing_to_send(method: Method, task: Task) -> tuple[str, ...]:
+    """A word where all that a method sends of a model is frozen."""
+    if not task.frozen or method.shared(task, task.initial):
+        return ()
+    return (f"all that {method.title} would send of the model is frozen: nothing travels, and clients train alone",)
+
+
 def _as_float(x: Tensor, config: Config) -> Tensor:
     """Rows of numbers in the precision of the config; tokens stay as they are."""
     return x.to(torch.float64) if config.precision == "float64" and x.is_floating_point() else x
@@ -258,6 +268,7 @@ def _check_labels(config: Config, task: Task, x: Tensor, y: Tensor) -> None:
 
 def announce(config: Config, method: Method, task: Task, population: Population) -> tuple[Method, Task, Population]:
     """What everybody knows before a run: its schedule, and public rows, taken from the clients, if the method asks."""
+    method.refuse_frozen(task)
     method = method.with_schedule(Schedule(len(population.train), config.rounds, config.participation))
     if method.public_rows:
         population, public = population.with_public(method.public_rows)
@@ -280,7 +291,8 @@ def task_of(
 ) -> Task:
     """The model as a task. Tasks of named models are kept: steps compiled for one serve all runs that share it."""
     name = str(config.model)
-    key = (name, tuple(example.shape), n_classes, n_tokens, config.seed, config.precision, config.augment, kind)
+    chosen = Chosen(config.freeze or "", config.train or "")
+    key = (name, tuple(example.shape), n_classes, n_tokens, config.seed, config.precision, config.augment, kind, chosen)
     if key in _tasks:
         return _tasks[key]
     if given is None and name.startswith(GIVEN):
@@ -294,7 +306,7 @@ def task_of(
     else:
         make = model_maker(name, shape, n_classes, n_tokens)
     in_precision = (lambda: make().double()) if config.precision == "float64" else make
-    task = build(in_precision, example, n_classes, config.seed, kind)
+    task = build(in_precision, example, n_classes, config.seed, kind, chosen)
     kinds = augmentation.parse(config.augment)
     task = task.with_augmentation(kinds) if kinds else task
     if ":" not in split_sizes(name)[0]:

@@ -15,6 +15,7 @@ from plures.errors import RunFailed, UsageError
 from plures.files import lock, write_text
 from plures.learn.metrics import ACCURACY
 from plures.methods.messages import Message, Same
+from plures.models.names import is_of_ours
 from plures.registry import doubting
 from plures.runs import results
 from plures.runs.callbacks import Callback, Callbacks, Say, say_nothing
@@ -25,11 +26,13 @@ from plures.runs.scene import Objects, Scene, make_scene, method_of
 from plures.runs.snapshots import Snapshots
 from plures.runs.state import Answers, RunState
 from plures.simulate import attack
+from plures.simulate.choosing import choose
 from plures.simulate.evaluate import Evaluation, Evaluator
 from plures.simulate.executor import Executor
 from plures.simulate.memory import keep_freed_memory
 from plures.simulate.new_clients import NewClients, score_new_clients
 from plures.simulate.ray import RayWorkers
+from plures.simulate.sampling import draw_cohort
 from plures.simulate.stacking import one_by_one
 from plures.simulate.tables import Tables
 from plures.simulate.work import Work, personal_function
@@ -127,7 +130,7 @@ class Simulation:
 
     def results(self, evaluation: Evaluation) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         scene, config = self.state.scene, self.state.scene.config
-        more: dict[str, Any] = {}
+        more: dict[str, Any] = {"refusals": self.state.named_refusals} if self.state.refusals else {}
         if config.personal_epochs:
             more["personal_epochs"] = self.score_as_new().to_json()
         new = self.score_new_clients()
@@ -148,7 +151,11 @@ class Simulation:
     def models(self) -> Mapping[int, Tree]:
         if self.state.folder is not None:
             return ModelsOfFolder(self.state.folder, self.state.scene, self.state.eligible)
-        return ModelsInMemory(self.state.scene, {i: self.personal_model(i) for i in self.state.eligible})
+        return ModelsInMemory(self.state.scene, {i: self.whole_model(i) for i in self.state.eligible})
+
+    def whole_model(self, client: int) -> Tree:
+        """The model of one client with the weights that do not train."""
+        return self.state.scene.task.whole(self.personal_model(client))
 
     def personal_model(self, client: int) -> Tree:
         """The model of one client, as `personalize` gives it now."""
@@ -187,7 +194,7 @@ class ModelsOfFolder(Mapping[int, Tree]):
             if client not in self._clients:
                 raise KeyError(client)
             with open_simulation(self._folder, scene=self.scene) as simulation:
-                self._models = {i: simulation.personal_model(i) for i in self._clients}
+                self._models = {i: simulation.whole_model(i) for i in self._clients}
         return self._models[client]
 
     def __iter__(self) -> Iterator[int]:
@@ -227,8 +234,25 @@ def simulate(scene: Scene, folder: Path | None, say: Say, callback: Callback, re
         return play_run(simulation, Callbacks([Snapshots(), callback]))
 
 
+def settle(scene: Scene) -> Scene:
+    """The scene with a choice of how clients are run, where its config leaves that open."""
+    config, method, task = scene.config, scene.method, scene.task
+    if config.executor != "auto":
+        return scene
+    if config.stack is not None:
+        return scene._replace(config=config.model_copy(update={"executor": "vectorised"}))
+    with torch.no_grad():
+        work = scene.work(method.init_client(task, task.initial))
+    n_cohort = len(draw_cohort(work.population.eligible(), config.participation, config.seed, 0, method.sampling))
+    with one_thread():
+        choice = choose(work, n_cohort, is_of_ours(str(config.model)))
+    config = config.model_copy(update={"executor": choice.style, "stack": choice.stack})
+    return scene._replace(config=config, notes=(*scene.notes, *([choice.why] if choice.why else [])))
+
+
 def start(scene: Scene, folder: Path | None, say: Say = say_nothing, callback: Callback = Callback()) -> Result:  # noqa: B008
     """A new run; with a folder, it first writes down what it is made of."""
+    scene = settle(scene)
     if folder is not None:
         write_start(folder, scene)
     for note in scene.notes:

@@ -54,6 +54,7 @@ class Work(NamedTuple):
     initial: Tree  # the state of a client that has not taken part
     style: Style
     engine: Engine = Engine()
+    stack: int | None = None  # most clients that are stacked in training; None: as the engine's estimate allows
     new_epochs: int = 0  # that a client which never took part trains for, before it is scored
 
     def compute(self, job: Job, message: Message, clients: Tree) -> tuple[dict[str, Tree], Usage]:

@@ -159,8 +159,9 @@ def _differences(folder: Path, scene: Scene) -> list[str]:
     """The options by which a run that is in a folder differs from the one that is asked for, with their values."""
     before = read_config(folder)
     found = []
-    if before.record_identity() != scene.config.record_identity():
-        old, new = before.model_dump(exclude=set(HOW_IT_IS_RUN)), scene.config.model_dump(exclude=set(HOW_IT_IS_RUN))
+    asked = scene.config.settled_like(before)
+    if before.record_identity() != asked.record_identity():
+        old, new = before.model_dump(exclude=set(HOW_IT_IS_RUN)), asked.model_dump(exclude=set(HOW_IT_IS_RUN))
         found += [f"{name} is {old[name]!r} there and {new[name]!r} here" for name in old if old[name] != new[name]]
     if split_to_json(scene.split) != (folder / "split.json").read_text(encoding="utf-8"):
         found.append("another split")

@@ -95,6 +95,9 @@ class Addon(Method):
     def notes(self, task):
         return self.host.notes(task)
 
+    def refuse_frozen(self, task):
+        self.host.refuse_frozen(task)
+
     def snapshot(self, task, server):
         return self.host.snapshot(task, server)
 

@@ -60,6 +60,15 @@ class KeepLocal(Addon):
             return self.host.notes(task)
         return (f"the model has no part that is private={self.private}: this is {self.host.title}",)
 
+    def refuse_frozen(self, task):
+        private = self.is_private(task)
+        if any(map(private, tree.trainable(task.frozen))) and not any(map(private, task.initial)):
+            raise UsageError(
+                f"what would stay with each client (private={self.private}) is frozen, so that all have the same; let "
+                "it train, or choose another method, e.g. fedavg"
+            )
+        self.host.refuse_frozen(task)
+
     def shared(self, task, params):
         return tree.drop(self.host.shared(task, params), self.is_private(task))
 
