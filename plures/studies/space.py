@@ -76,8 +76,8 @@ def for_method(config: Config, method: str) -> Config:
     return plain.model_copy(update={"settings": {key: x for key, x in config.settings.items() if key in known}})
 
 
-def check_names(methods: Sequence[str], names: Sequence[str], config: Config) -> None:
-    """Refuse names of settings and options that no method has."""
+def check_names(methods: Sequence[str], named: Sequence[str], given: Given, config: Config) -> None:
+    """Refuse names of settings and options that no method has, and options that are named without a range."""
     known: set[str] = set()
     for method in methods:
         known |= set(setting_fields(method_of(config.model_copy(update={"method": method, "settings": {}}))))
@@ -85,9 +85,12 @@ def check_names(methods: Sequence[str], names: Sequence[str], config: Config) ->
         if name not in known:
             raise unknown(f"setting of {', '.join(methods)}", name, known)
     known |= {name for name in OWN_OPTIONS if search_of(name) is not None}
-    for name in names:
+    for name in given.get(ALL, {}):
         if name not in known and name not in OWN_OPTIONS:
             raise unknown(f"setting or option of {', '.join(methods)}", name, known)
+    for name in named:
+        if name not in known:
+            raise unknown(f"setting or option with a range of {', '.join(methods)}", name, known)
 
 
 def space_of(method: str, config: Config, named: Sequence[str], given: Given) -> Space:
@@ -118,6 +121,8 @@ def space_of(method: str, config: Config, named: Sequence[str], given: Given) ->
                 held[name] = entry
                 continue
             searched[name] = Dimension(entry.including(default), default)
+        elif own is None and name in named and name in fields:
+            raise UsageError(f"{method}: {name} has no range; give one in a space file, as {name} = [1, 2, 5]")
         elif name in fixed or own is None or name == other or (own.factor and not default):
             continue
         elif name in named or (name in fields and not own.must_be_named):

@@ -91,7 +91,7 @@ def check_tuning(wanted: Tuning) -> dict[str, Space]:
         raise UsageError(f"a method is named twice: {' '.join(wanted.methods)}")
     if wanted.trials < 1 or wanted.config.rounds < 1 or not wanted.seeds:
         raise UsageError("tuning needs at least one trial, one round and one seed")
-    check_names(wanted.methods, [*wanted.named, *wanted.ranges.get("all", {})], wanted.config)
+    check_names(wanted.methods, wanted.named, wanted.ranges, wanted.config)
     for name in wanted.ranges:
         if name != "all" and name not in wanted.methods:
             raise UsageError(f"the space file has a table for {name}, which is not tuned here; write its name as given")

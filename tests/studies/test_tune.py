@@ -283,8 +283,27 @@ def test_a_space_file_with_a_slip_is_refused_in_words(text, words, tmp_path):
 def test_a_tuning_with_nothing_to_search_or_an_unknown_name_is_refused():
     with pytest.raises(UsageError, match="nothing is left to search"):
         tuning.check_tuning(wanted_of(["fedavg"], named=()))
-    with pytest.raises(UsageError, match="unknown setting or option"):
-        tuning.check_tuning(wanted_of(["fedavg"], named=("learning_rate",)))
+    for name in ("learning_rate", "optimizer"):
+        with pytest.raises(UsageError, match="unknown setting or option with a range"):
+            tuning.check_tuning(wanted_of(["fedavg"], named=(name,)))
+
+
+def test_a_setting_of_ones_own_without_a_range_is_searched_with_a_space_file(tmp_path, monkeypatch):
+    lines = [
+        "import dataclasses",
+        "import plures",
+        "@dataclasses.dataclass(frozen=True)",
+        "class Mine(plures.Method):",
+        "    'Mine.'",
+        "    k: float = plures.setting(0.5, 'a number')",
+    ]
+    (tmp_path / "method_without_range.py").write_text("\n".join(lines) + "\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    name = "method_without_range:Mine"
+    assert set(wanted_of([name]).space(name).searched) == {"lr", "epochs"}
+    with pytest.raises(UsageError, match="k has no range"):
+        wanted_of([name], named=("k",)).space(name)
+    assert set(wanted_of([name], named=(), ranges={"all": {"k": [0.5, 1.0]}}).space(name).searched) == {"k"}
 
 
 def test_a_folder_of_another_tuning_is_refused(tmp_path):
