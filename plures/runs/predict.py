@@ -35,6 +35,7 @@ class InUnits(nn.Module):
         self.shift, self.scale = target.shift, target.scale
 
     def forward(self, x: Tensor) -> Tensor:
+        """The prediction of each row."""
         out = self.module(x)
         return (out.exp() if self.is_count else out) * self.scale + self.shift
 

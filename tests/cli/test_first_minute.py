@@ -185,8 +185,8 @@ def test_a_model_is_exported_by_the_name_of_a_client(tmp_path, capsys):
 
 
 def test_a_file_of_another_format_is_refused(tmp_path, capsys):
-    assert call(["export", str(tmp_path), "--client", "0", "-o", "b.onnx"]) == 2
-    assert "models are written as safetensors; name the file b.safetensors" in capsys.readouterr().err
+    assert call(["export", str(tmp_path), "--client", "0", "-o", "b.bin"]) == 2
+    assert "models are written as .safetensors, .pt, .onnx; got b.bin" in capsys.readouterr().err
 
 
 def test_a_report_of_many_runs_leaves_out_one_that_has_not_ended(tmp_path, capsys):
