@@ -166,7 +166,8 @@ def collect_hellos(
 
     def accept(client: str, answer: bytes) -> None:
         try:
-            hello = _read_answer(wire.Hello, answer, wire.most_bytes())[0]
+            hello, tensors = _read_answer(wire.Hello, answer, wire.most_bytes())
+            wire.refuse_others(tensors)
             if hello.name != client:
                 raise Refused(f"it says that its name is {hello.name}")
             found[client] = hello

@@ -268,6 +268,8 @@ def unpack(data: bytes, most: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 def check_fields(kind: type[SomeFields], fields: dict[str, Any]) -> SomeFields:
     """The validated fields of a message of this kind; raises Refused if one is wrong."""
+    if "kind" in kind.model_fields and fields.get("kind") != kind.model_fields["kind"].default:
+        raise Refused("it is of another kind, or of none")
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
