@@ -12,7 +12,7 @@ from plures._version import __version__
 
 if TYPE_CHECKING:
     from plures import tree
-    from plures.api import compare, resume, run
+    from plures.api import compare, resume, run, tune
     from plures.data.batches import Batch
     from plures.data.dataset import Dataset
     from plures.data.shard import Shard
@@ -72,6 +72,7 @@ _HOME = {
     "resume": "plures.api",
     "run": "plures.api",
     "setting": "plures.methods.base",
+    "tune": "plures.api",
     "with_penalties": "plures.methods.base",
 }
 
@@ -109,6 +110,7 @@ __all__ = [
     "run",
     "setting",
     "tree",
+    "tune",
     "with_penalties",
 ]
 

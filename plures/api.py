@@ -1,7 +1,8 @@
-"""What Python users call: `run`, `compare` and `resume`, with every option as a keyword of its own."""
+"""What Python users call: `run`, `compare` and `resume`, with every option as a keyword of its own; and `tune`."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from torch import nn
@@ -18,6 +19,9 @@ from plures.runs.scene import GIVEN, Objects, make_scene, reading_of
 from plures.runs.simulation import resume as resume_run
 from plures.runs.simulation import start
 from plures.studies.compare import Comparison, Equal, compare_methods
+from plures.studies.space import COMMON
+from plures.studies.tune import Budget, Objective, Tuning, tune_methods, write_tuning
+from plures.studies.tuned import Tuned, read_tuned, write_tuned
 
 Value = bool | int | float | str
 # A name, a file, arrays, the data of each client, or a data frame, which has no type that all packages share.
@@ -261,6 +265,58 @@ def resume(
     _, objects = _objects(data, model, reading)
     told = callback or _progress(progress, Path(folder).name)
     return resume_run(Path(folder), say_nothing, told, workers, objects, rounds, trust)
+
+
+def tune(
+    methods: Sequence[str],
+    *,
+    trials: int = 30,
+    budget: Budget = "trials",
+    objective: Objective = "personal",
+    search: Sequence[str] = COMMON,
+    ranges: dict[str, dict[str, Any]] | None = None,
+    seeds: Sequence[int] = (0,),
+    data: Data = "digits",
+    model: Model | None = None,
+    options: dict[str, Value] | None = None,
+    out: str | Path | None = None,
+    progress: bool = False,
+) -> dict[str, Tuned]:
+    """Search for better settings of methods, on validation rows, with the same budget for each: method -> its findings.
+
+    `found["ditto"].spec` is the method with what is to be used, as `run` and `compare` take it. Test rows are not read.
+
+    Args:
+        methods: one or more methods, each as for `run`; what stands in a name is held.
+        trials: how many settings are tried for each method; the first is the default.
+        budget: what each method may spend as much of as the first: trials, flops or seconds.
+        objective: the accuracy that is searched for: personal, worst5 or generic.
+        search: options that are searched besides the methods' settings, and settings that are searched only if named.
+        ranges: other ranges, as in a space file: {"ditto": {"lam": {"low": 0.1, "high": 10, "log": True}}}.
+        seeds: of data and runs; a trial is scored by its mean over them.
+        data: as for `run`.
+        model: as for `run`.
+        options: other options of `run` by name, such as {"rounds": 50}; `seed` is that of the search, `validation` the
+            share of training rows that trials are scored on (a fifth, if left out), `workers` the processes that share
+            the trials.
+        out: the folder of the study; one that was stopped is resumed. Without it nothing is left behind.
+        progress: whether to print a line for each batch of trials.
+    """
+    given: dict[str, Any] = dict(options or {})
+    named = make_config(given | {"data": "given", "model": "given"})
+    names, objects = _objects(data, model, reading_of(named))
+    config = make_config(given | names)
+    wanted = Tuning(
+        list(methods), config, list(seeds), trials, budget, objective, tuple(search), ranges or {}, objects
+    )
+    with TemporaryDirectory() as unnamed:
+        folder = Path(unnamed if out is None else out)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_tuning(folder, wanted)
+        tune_methods(wanted, folder, print if progress else say_nothing)
+        _, found = read_tuned(folder)
+        write_tuned(folder, found)
+    return {one.method: one for one in found}
 
 
 _OPTIONS = (run.__doc__ or "").partition("        settings: ")[1:]

@@ -95,6 +95,26 @@ def lock(path: Path, what: str, note: str = "") -> Iterator[None]:
         file.close()
 
 
+@contextmanager
+def lock_in_turn(path: Path) -> Iterator[None]:
+    """Let only one process run at a time; others wait for their turn."""
+    with open(path, "a", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def try_lock(path: Path) -> Iterator[bool]:
+    """Whether this process is the only one in here; a process that is killed lets go by that."""
+    with open(path, "a", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            yield False
+            return
+        yield True
+
+
 def note_after_crash(path: Path) -> str:
     """The note of a process that was killed while it held the lock; else empty."""
     words = path.read_text(encoding="utf-8").split() if path.exists() and lock_holder(path) is None else []

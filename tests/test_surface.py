@@ -18,7 +18,7 @@ from plures.runs.config import Config
 
 PUBLIC = """ADDONS METHODS NO_TERMS Addon AddonTerms Averaged Batch Callback Choice Dataset Each Federation Fitted
 Method Opened Penalty Picture Plateau Result Same Shard Solver Task __version__ compare cross_entropy fine_tune fit
-measure resume run setting tree with_penalties""".split()
+measure resume run setting tree tune with_penalties""".split()
 QUICK = {"rounds": 2, "eval_every": 0}
 
 
@@ -60,7 +60,7 @@ def test_keywords_of_compare_are_those_of_run():
         assert compare[name].default == run[name].default and compare[name].annotation == run[name].annotation
 
 
-@pytest.mark.parametrize("function", [plures.run, plures.compare, plures.resume])
+@pytest.mark.parametrize("function", [plures.run, plures.compare, plures.resume, plures.tune])
 def test_every_argument_is_explained(function):
     parameters = inspect.signature(function).parameters
     text = inspect.getdoc(function)

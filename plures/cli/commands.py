@@ -14,7 +14,7 @@ from plures.cli import view
 from plures.cli.listing import about_method
 from plures.cli.options import n_cores, whole_numbers
 from plures.errors import UsageError, unknown
-from plures.federate.server import RoundLimits
+from plures.federate.server import Caps, RoundLimits
 from plures.files import write_text
 from plures.registry import doubting
 from plures.runs import simulation, timing
@@ -29,17 +29,21 @@ from plures.runs.predict import as_file, client_number, format_of
 from plures.runs.scene import make_scene, schema_of
 from plures.runs.simulation import open_simulation
 from plures.studies import preset as presets
+from plures.studies import ranks, tables
 from plures.studies import reproduce as reproduction
-from plures.studies import tables
 from plures.studies.compare import (
     Comparison,
     Equal,
+    Runs,
     check_comparison,
     compare_methods,
     is_comparison,
+    on_each,
     read_comparison,
     write_comparison,
 )
+from plures.studies.tune import read_tuning, refuse_same_seeds
+from plures.studies.tuned import tuned_specs
 from plures.tree import Params
 
 
@@ -86,6 +90,7 @@ def run(
 def compare(
     methods: list[str],
     values: dict[str, Any],
+    tuned: Path | None,
     seeds: str | None,
     equal: str,
     latex: bool,
@@ -97,8 +102,15 @@ def compare(
 ) -> None:
     console = make_console(to_stderr=as_json)
     loggers = makers(log)
+    if tuned is not None:
+        values = read_tuning(tuned).options() | values
+        methods = tuned_specs(tuned, methods)
+    if not methods:
+        raise UsageError("name two or more methods to compare")
     config = make_config(values)
     wanted = [config.seed] if seeds is None else whole_numbers("--seeds", seeds)
+    if tuned is not None:
+        refuse_same_seeds(read_tuning(tuned), wanted)
     if equal not in get_args(Equal):
         raise unknown("value of --equal", equal, get_args(Equal))
     comparison = Comparison(methods, config, wanted, cast(Equal, equal))
@@ -112,12 +124,13 @@ def compare(
 
 def print_dry_comparison(comparison: Comparison, console: Console) -> None:
     """Check every method by a real step, and tell how long it will take."""
-    scenes = check_comparison(comparison)
-    total = 0.0
-    for method, scene in scenes.items():
-        found = timing.try_out(scene)
-        total += found.seconds(scene.config) * len(comparison.seeds)
-        tell(console, f"{method}: {timing.in_words(found, scene.config)}")
+    total, each = 0.0, on_each(comparison)
+    for name, one in each.items():
+        for method, scene in check_comparison(one).items():
+            found = timing.try_out(scene)
+            total += found.seconds(scene.config) * len(comparison.seeds)
+            of = f"{method} on {name}" if len(each) > 1 else method
+            tell(console, f"{of}: {timing.in_words(found, scene.config)}")
     n = len(comparison.methods)
     tell(console, f"{n} methods, seeds {comparison.seeds}: all can be run, in about {timing.duration(total)}")
 
@@ -125,7 +138,49 @@ def print_dry_comparison(comparison: Comparison, console: Console) -> None:
 def play_comparison(
     comparison: Comparison, folder: Path, loggers: list[Any], latex: bool, as_json: bool, quiet: bool
 ) -> None:
-    """Run or resume a comparison, and write its tables and report."""
+    """Run or resume a comparison, perhaps on several data sets, and write its tables and report."""
+    console = make_console(to_stderr=as_json)
+    each = on_each(comparison)
+    if len(each) == 1:
+        found = {"": play_on(comparison, folder, loggers, latex, as_json, quiet)}
+    else:
+        found = {}
+        for one in each.values():
+            check_comparison(one)  # all of them before the first is run
+        for name, one in each.items():
+            tell(console, f"on {name}:")
+            place = folder / folder_name(name)
+            place.mkdir(parents=True, exist_ok=True)
+            found[name] = play_on(one, place, loggers, False, as_json, quiet)
+        print_ranks(found, folder, console, latex, as_json)
+    if as_json:
+        named = {name: {run: result.summary for run, result in runs.named().items()} for name, runs in found.items()}
+        print(json.dumps(named if len(each) > 1 else named[""], indent=2))
+    folders = [result.folder for runs in found.values() for result in runs.values() if result.folder is not None]
+    tell(console, f"report: {report_room.write(folders, folder / 'report.html')}")
+
+
+def print_ranks(found: dict[str, Runs], folder: Path, console: Console, latex: bool, as_json: bool) -> None:
+    """Methods over several data sets: a table of ranks, and what it says."""
+    scores = {
+        name: {line.method: line.spreads["personal"].mean for line in tables.lines(runs)}
+        for name, runs in found.items()
+    }
+    over = ranks.make_ranks(scores, {name: tables.lines(runs)[0].metric for name, runs in found.items()})
+    if over is None:
+        return
+    ranks.write_ranks(over, folder)
+    if not as_json:
+        console.print(view.ranks_table(over))
+        for sentence in ranks.in_words(over):
+            tell(console, sentence)
+        if latex:
+            tell(console, (folder / "ranks.tex").read_text("utf-8"))
+    tell(console, f"ranks: {folder / 'ranks.csv'}, {folder / 'ranks.tex'}")
+
+
+def play_on(comparison: Comparison, folder: Path, loggers: list[Any], latex: bool, as_json: bool, quiet: bool) -> Runs:
+    """Run or resume a comparison on one data set, and write its tables."""
     console = make_console(to_stderr=as_json)
     with view.GrowingTable(console, quiet) as table:
         runs = compare_methods(
@@ -138,18 +193,15 @@ def play_comparison(
             table.done,
         )
     tables.write_tables(runs, folder)
-    if as_json:
-        print(json.dumps({name: result.summary for name, result in runs.named().items()}, indent=2))
-    else:
+    if not as_json:
         console.print(view.comparison_table(tables.lines(runs)))
         if sentence := view.verdict(runs.methods(), tables.better_than_both(runs)):
             tell(console, sentence)
         if latex:
             tell(console, (folder / "table.tex").read_text("utf-8"))
-    page = report_room.write([r.folder for r in runs.values() if r.folder is not None], folder / "report.html")
     for path in (folder / "table.csv", folder / "table.tex"):
         tell(console, f"table: {path}")
-    tell(console, f"report: {page}")
+    return runs
 
 
 def _comparison_folder(config: Config, out: Path | None) -> Path:
@@ -316,7 +368,8 @@ def start_federated(
     home: Path,
     resume: Path | None,
     wait: float,
-    terms: tuple[float, float, float],
+    limits: RoundLimits,
+    caps: Caps,
     out: Path | None,
     as_json: bool,
     quiet: bool,
@@ -333,5 +386,5 @@ def start_federated(
             tell(console, line)
 
     config = make_config(values) if values is not None else None
-    result = operate.start(config, home, resume, wait, RoundLimits(*terms), out, say, progress_of)
+    result = operate.start(config, home, resume, wait, limits, caps, out, say, progress_of)
     print_result(result, console, as_json)

@@ -48,6 +48,30 @@ def init(
 
 
 @app.command()
+def remove(
+    name: Annotated[str, typer.Argument(help="the name of a client", metavar="NAME")],
+    home: HomeOption = HOME,
+) -> None:
+    """Take a client's right to take part, at once."""
+    _operate().remove(name, home)
+
+
+@app.command()
+def rotate(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="a client, which gets new keys; without one, the server's certificate", metavar="NAME"),
+    ] = None,
+    public_key: Annotated[
+        Path | None, typer.Option(help="the public key of a pair that the client has made itself")
+    ] = None,
+    home: HomeOption = HOME,
+) -> None:
+    """New keys for a client, or a new certificate for the server; the old keys are worth nothing from then on."""
+    _operate().rotate(name, public_key, home)
+
+
+@app.command()
 def server(home: HomeOption = HOME) -> None:
     """Carry messages between clients and runs, until Ctrl-C."""
     _operate().run_server(home)
@@ -55,7 +79,7 @@ def server(home: HomeOption = HOME) -> None:
 
 @app.command()
 def client(
-    data: Annotated[Path, typer.Option(help="our rows: an .npz file with x and y, and if you like is_test")],
+    data: Annotated[Path, typer.Option(help="our rows: a table (with --target), or an .npz file with x and y")],
     name: Annotated[str, typer.Option(help="our name in the federation")],
     home: HomeOption = HOME,
     model: Annotated[list[str] | None, typer.Option(help="a model of ours that may be asked for: module:Class")] = None,
@@ -63,9 +87,29 @@ def client(
         list[str] | None, typer.Option(help="a method of ours that may be asked for: module:Class")
     ] = None,
     threads: Annotated[int, typer.Option(help="of the processor, that training may use", min=1)] = 1,
+    target: Annotated[str | None, typer.Option(help="of a table: the column to predict")] = None,
+    drop: Annotated[str | None, typer.Option(help="of a table: columns that are not used, with commas")] = None,
+    time_column: Annotated[str | None, typer.Option(help="of a table: when a row was; the latest are tested")] = None,
+    task: Annotated[str | None, typer.Option(help="classes, binary, labels, number or count")] = None,
+    data_schema: Annotated[Path | None, typer.Option(help="of a table: a schema, if none is agreed on")] = None,
 ) -> None:
     """Take part in runs with our own rows, which stay here, until Ctrl-C."""
-    _operate().run_client(data, name, home, tuple(model or []), tuple(method or []), threads)
+    operate = _operate()
+    reading = operate.reading_of_client(target, drop, time_column, task, data_schema)
+    operate.run_client(data, name, home, tuple(model or []), tuple(method or []), threads, reading)
+
+
+@app.command()
+def schema(
+    home: HomeOption = HOME,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="the file", show_default="HOME/schema.toml")] = None,
+    seed: Annotated[int, typer.Option(help="as that of the runs: test rows tell nothing", min=0)] = 0,
+    test_share: Annotated[float, typer.Option(help="as that of the runs", min=0.01, max=0.99)] = 0.25,
+    wait: Annotated[float, typer.Option(help="seconds to wait until all clients are there")] = 60.0,
+    deadline: Deadline = 600.0,
+) -> None:
+    """Let clients with tables agree on how cells become numbers: they tell counts, means and words that they allow."""
+    _operate().make_schema(home, out, seed, test_share, wait, deadline)
 
 
 @app.command("start")
@@ -80,6 +124,11 @@ def start(
     deadline: Deadline = 600.0,
     quorum: Quorum = 0.5,
     resend: Resend = 120.0,
+    most_rows: Annotated[int, typer.Option(help="rows that a client is believed to have", min=1)] = 1_000_000,
+    most_classes: Annotated[int, typer.Option(help="classes that a client is believed to have", min=1)] = 1000,
+    most_tokens: Annotated[int, typer.Option(help="tokens that a client is believed to have", min=1)] = 200_000,
+    most_share: Annotated[float, typer.Option(help="largest share of one client in a mean", min=0, max=1)] = 1.0,
+    most_update: Annotated[float, typer.Option(help="largest update, in medians of the round", min=1)] = 100.0,
     set_: Setting = None,
     config: ConfigFile = None,
     out: Out = None,
@@ -92,8 +141,9 @@ def start(
     operate = _operate()
     operate.refuse_options_of_simulation(given)
     values = collect(config, given | {"method": method}, set_) if method is not None else None
-    terms = (deadline, quorum, resend)
-    commands.start_federated(operate, values, home, resume, wait, terms, out, as_json, quiet)
+    limits = commands.RoundLimits(deadline, quorum, resend)
+    caps = commands.Caps(most_rows, most_classes, most_tokens, most_share, most_update)
+    commands.start_federated(operate, values, home, resume, wait, limits, caps, out, as_json, quiet)
 
 
 @app.command()
@@ -109,6 +159,27 @@ def stop(
 ) -> None:
     """Stop a run after its round, so that it can be resumed later; or stop the server."""
     _operate().stop(run, home)
+
+
+@app.command()
+def backup(
+    file: Annotated[Path, typer.Argument(help="the file to write, e.g. federation.tar.gz", metavar="FILE")],
+    home: HomeOption = HOME,
+) -> None:
+    """Write what the server needs to begin again, here or elsewhere: keys, audit log, runs. It may go on meanwhile."""
+    _operate().back_up(file, home)
+
+
+@app.command()
+def restore(
+    file: Annotated[Path, typer.Argument(help="a file that `backup` wrote", metavar="FILE")],
+    folder: Annotated[Path, typer.Argument(help="the folder to make", metavar="DIR")] = HOME,
+    address: Annotated[
+        str | None, typer.Option(help="what clients call the server now, if it has moved: HOST or HOST:PORT")
+    ] = None,
+) -> None:
+    """Make the folder of a federation from a backup."""
+    _operate().restore(file, folder, address)
 
 
 @app.command()

@@ -19,6 +19,7 @@ from plures.runs.results import Round, generic_of, harm_in_words, metric_of
 from plures.runs.state import RunState
 from plures.studies import reproduce
 from plures.studies.preset import Preset, Scale
+from plures.studies.ranks import Ranks
 from plures.studies.tables import BASELINES, Line, footnotes, text_of
 
 SECONDS_BETWEEN_LINES = 1.0  # where there is no terminal to draw a bar on
@@ -183,6 +184,19 @@ def comparison_table(found: list[Line]) -> Table:
         f"alone; p: how likely such a difference to {found[0].method} would be by chance (signs of the clients' "
         "differences flipped), and corrected for the number of methods (Holm)"
     ) + "".join(f"; {note}" for note in footnotes(found))
+    return table
+
+
+def ranks_table(found: Ranks) -> Table:
+    """Accuracies on each data set with the method's place, and mean ranks, the best first."""
+    table = Table(box=box.SIMPLE, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False)
+    for head in ("method", "mean rank", *found.blocks):
+        table.add_column(head, justify="left" if head == "method" else "right", no_wrap=True)
+    for i, method in enumerate(found.methods):
+        cells = [f"{found.text(k, i)} ({found.ranks[k, i]:g})" for k in range(len(found.blocks))]
+        table.add_row(method, f"{found.mean[i]:.2f}", *cells)
+    words = dict.fromkeys(measured_in(metric) for metric in found.metrics)
+    table.caption = f"of personal models: {' or '.join(words)}, and the place of the method on that data set"
     return table
 
 

@@ -122,7 +122,7 @@ def make_split(
     if kind.keeps_test and dataset.n_train < len(dataset.y):
         parts = [(rows[rows < dataset.n_train], rows[rows >= dataset.n_train]) for rows in clients]
     elif dataset.time is not None:
-        parts = [_latest_for_testing(rows, dataset.time[rows], test_share) for rows in clients]
+        parts = [latest_for_testing(rows, dataset.time[rows], test_share) for rows in clients]
     else:
         rng = generator(seed, "test rows")
         y = dataset.y if dataset.target.is_classes else np.zeros(len(dataset.y), np.int64)
@@ -684,7 +684,7 @@ def _fill_up(owner: np.ndarray, n_clients: int, least: int, rng: np.random.Gener
     owner[rng.permutation(taken)] = np.repeat(np.arange(n_clients), missing)
 
 
-def _latest_for_testing(rows: np.ndarray, time: np.ndarray, test_share: float) -> tuple[np.ndarray, np.ndarray]:
+def latest_for_testing(rows: np.ndarray, time: np.ndarray, test_share: float) -> tuple[np.ndarray, np.ndarray]:
     """Split the rows of a client: the latest ones are for testing."""
     if len(rows) < 2:
         return rows, rows[:0]

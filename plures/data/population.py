@@ -25,6 +25,17 @@ def _fingerprint(arrays: Sequence[np.ndarray]) -> str:
     return total.hexdigest()
 
 
+def draw_validation(train: Sequence[np.ndarray], share: float, seed: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """The training rows that are left of each client, and a share of them for validation: at least one row of two."""
+    left, validation = [], []
+    for client, rows in enumerate(train):
+        n = min(max(1, int(share * len(rows))), len(rows) - 1) if len(rows) > 1 else 0
+        order = seeds.generator(seed, "validation", client).permutation(len(rows))
+        left.append(np.sort(rows[order[n:]]))
+        validation.append(np.sort(rows[order[:n]]))
+    return left, validation
+
+
 class Population(NamedTuple):
     """The data of all clients: two tables, and which rows of them each client has."""
 
@@ -86,12 +97,7 @@ class Population(NamedTuple):
         """The clients with a share of their training rows as validation rows: at least one row, if a client has two."""
         if not share:
             return self
-        train, validation = [], []
-        for client, rows in enumerate(self.train):
-            n = min(max(1, int(share * len(rows))), len(rows) - 1) if len(rows) > 1 else 0
-            order = seeds.generator(self.seed, "validation", client).permutation(len(rows))
-            train.append(np.sort(rows[order[n:]]))
-            validation.append(np.sort(rows[order[:n]]))
+        train, validation = draw_validation(self.train, share, self.seed)
         return self._replace(train=train, validation=validation)
 
     def with_pool(self, n_rows: int) -> "Population":

@@ -17,6 +17,7 @@ class Reading(NamedTuple):
     schema: str | None = None  # a file with columns, scales and categories
     image_size: int = 0  # pixels that images are scaled to
     task: Task | None = None
+    alone: bool = False  # whether other clients, with classes of their own, have other rows of the same table
 
     @property
     def is_table(self) -> bool:

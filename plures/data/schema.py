@@ -15,7 +15,7 @@ import numpy as np
 from plures.data.dataset import TASK_KINDS, Target, TaskKind
 from plures.data.reading import Task
 from plures.errors import DataError
-from plures.files import to_toml
+from plures.files import parse_toml, to_toml
 
 Kind = Literal["number", "date", "words"]
 KINDS: tuple[Kind, ...] = ("number", "date", "words")
@@ -247,6 +247,19 @@ def to_text(schema: Schema) -> str:
         columns.append(about)
     out: dict[str, Any] = {"target": target, "column": columns}
     return to_toml(({"client": schema.client} if schema.client else {}) | out)
+
+
+def parse(text: str) -> dict[str, Any]:
+    """The values in the text of a schema, which may come from outside."""
+    try:
+        return parse_toml(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"a schema is not TOML: {error}") from None
+
+
+def order_of_class(name: str) -> tuple[float, str]:
+    """Classes that are numbers by their value, others by their names."""
+    return as_number(name) or 0.0, name
 
 
 def from_toml(name: str, content: dict[str, Any]) -> Schema:

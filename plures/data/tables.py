@@ -401,12 +401,12 @@ def _find_target(
         return kind, ()
     if len(targets) > 1:
         raise DataError(f"{table.name}: {len(targets)} columns are to be predicted, which only the task labels can.")
-    if len(texts) < 2:
+    if len(texts) < 2 and not reading.alone:
         raise DataError(f"{table.name}: column {name!r} is {texts[0]!r} in all rows, so there is nothing to predict.")
     if kind == "classes":
-        if reading.task == "binary" and len(texts) != 2:
+        if reading.task == "binary" and (len(texts) > 2 or (len(texts) < 2 and not reading.alone)):
             raise DataError(f"{table.name}: column {name!r} has {len(texts)} values; the task binary needs two.")
-        return kind, tuple(sorted(texts, key=lambda text: (schemas.as_number(text) or 0.0, text)))
+        return kind, tuple(sorted(texts, key=schemas.order_of_class))
     if column_kind != "number":
         row = next(i for i in range(table.n_rows) if schemas.as_number(table.cell(name, i)) is None)
         raise DataError(f"{table.where(row)}, column {name!r}: {table.cell(name, row)!r} is not a number.")

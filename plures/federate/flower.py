@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 os.environ.update(
     {
@@ -39,7 +39,13 @@ from flwr.cli.build import build_fab_from_disk
 from flwr.clientapp import ClientApp
 from flwr.common.constant import SubStatus
 from flwr.common.serde import context_from_proto, fab_to_proto, run_from_proto
-from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, StartRunRequest, StopRunRequest
+from flwr.proto.control_pb2 import (
+    ListNodesRequest,
+    RegisterNodeRequest,
+    StartRunRequest,
+    StopRunRequest,
+    UnregisterNodeRequest,
+)
 from flwr.proto.runtime_pb2 import (
     AcquireTaskRequest,
     PullTaskInputRequest,
@@ -59,7 +65,7 @@ from flwr.supercore.interceptors import (
 )
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
-from flwr.superlink.grid import HttpGrid
+from flwr.superlink.grid import HttpGrid, http_grid
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
 from plures.errors import RunFailed, UsageError
@@ -72,9 +78,36 @@ for _pull in (inflatable_utils.pull_objects, inflatable_utils.pull_and_inflate_o
     assert _pull.__kwdefaults__ is not None
     _pull.__kwdefaults__["initial_backoff"] = 0.1  # seconds (not 1) until a missing piece is requested again
 
+
+class _Allowance:
+    """How many bytes an answer may have. What has more is not read to its end, so that it cannot fill the memory."""
+
+    most = 1 << 33
+    lock = threading.Lock()
+
+    def pull(self, object_ids: list[str], pull_object_fn: Callable[[str], bytes]) -> dict[str, bytes]:
+        """As Flower's `pull_objects`, for the pieces of one answer."""
+        left = self.most + self.most // 100 + SMALL  # Flower adds some bytes to each piece
+
+        def pull_piece(object_id: str) -> bytes:
+            nonlocal left
+            content = pull_object_fn(object_id)
+            with self.lock:
+                left -= len(content)
+                if left < 0:
+                    raise inflatable_utils.ObjectPullError(object_id, TOO_LARGE)
+            return content
+
+        return inflatable_utils.pull_objects(object_ids, pull_piece)
+
+
+allowance = _Allowance()
+http_grid.pull_objects = allowance.pull
+TOO_LARGE = "the answer has more bytes than were expected"
 LEAST_DELAY, MOST_DELAY = 0.1, 0.5  # seconds between requests for a message
 SMALL = 1 << 20  # largest size in bytes of a message that is not cut into pieces
 Names = dict[int, str]  # number of a node -> name of the client
+RECONNECT_SECONDS = 20.0  # that a run waits for a server that is not there
 NONCE = 16  # random bytes before each message, so that no two are equal
 SENT = "message"  # name of our record among Flower's records
 
@@ -150,6 +183,11 @@ class Operator:
         with explain_errors(self.address):
             return int(self._client.RegisterNode(RegisterNodeRequest(public_key=public_key, name=name)).node_id)
 
+    def unregister(self, node: int) -> None:
+        """Take a node's right to connect, at once and for ever: its key cannot be registered again."""
+        with explain_errors(self.address):
+            self._client.UnregisterNode(UnregisterNodeRequest(node_id=node))
+
     def start_run(self) -> int:
         """Start a Flower run, within which messages are sent. Returns its number."""
         with tempfile.TemporaryDirectory() as folder, explain_errors(self.address):
@@ -211,13 +249,22 @@ def _reason(error: httpx.HTTPStatusError) -> str:
 # Messages of the server
 
 
-def server_app(address: Address, main: Callable[["FlowerLink"], None], names: Callable[[Grid], Names]) -> ServerApp:
+Seal = Callable[[str, bytes], bytes]  # (name of the client, message) -> message with a signature, or without it
+
+
+def server_app(
+    address: Address,
+    main: Callable[["FlowerLink"], None],
+    names: Callable[[Grid], Names],
+    seal: Seal,
+    is_removed: Callable[[str], bool],
+) -> ServerApp:
     """The ServerApp for all methods: it calls `main` with a link to the clients."""
     app = ServerApp()
 
     @app.main()
     def _main(grid: Grid, context: Context) -> None:
-        main(FlowerLink(address, grid, names))
+        main(FlowerLink(address, grid, names, seal, is_removed))
 
     return app
 
@@ -225,37 +272,68 @@ def server_app(address: Address, main: Callable[["FlowerLink"], None], names: Ca
 class FlowerLink:
     """A link to the clients over Flower's grid, as `server.Link` describes."""
 
-    def __init__(self, address: Address, grid: Grid, names: Callable[[Grid], Names]) -> None:
-        self._address, self._grid, self._names = address, grid, names
+    def __init__(
+        self,
+        address: Address,
+        grid: Grid,
+        names: Callable[[Grid], Names],
+        seal: Seal,
+        is_removed: Callable[[str], bool],
+    ) -> None:
+        self._address, self._grid, self._names, self._seal = address, grid, names, seal
+        self._is_removed = is_removed
         self._nodes: dict[str, int] = {}
 
     def clients(self) -> list[str]:
         with explain_errors(self._address):
-            connected = self._names(self._grid)
+            connected = _patiently(lambda: self._names(self._grid))
         self._nodes |= {name: node for node, name in connected.items()}
         return sorted(connected.values())
 
     def push(self, client: str, message: bytes) -> str:
+        if self._is_removed(client):
+            return ""
         if client not in self._nodes:
             self.clients()
+        lost = f"{client} is not connected"  # in place of a number: it counts as lost and is sent again
         if client not in self._nodes:
-            return f"{client} is not connected"  # in place of a number: it counts as lost and is sent again
+            return lost
+        node, sealed = self._nodes[client], self._seal(client, message)
         with explain_errors(self._address):
-            return push(self._grid, self._nodes[client], message)
+            number = _patiently(lambda: push(self._grid, node, sealed))
+        if not number:
+            del self._nodes[client]  # it may come back under another number
+        return number or lost
 
-    def pull(self, numbers: list[str]) -> list[tuple[str, bytes | None]]:
+    def pull(self, numbers: list[str], most: int) -> list[tuple[str, bytes | None]]:
         lost = [number for number in numbers if " " in number]
+        allowance.most = most
         with explain_errors(self._address):
-            found = pull(self._grid, [number for number in numbers if number not in lost])
+            found = _patiently(lambda: pull(self._grid, [number for number in numbers if number not in lost]))
         return found + [(number, None) for number in lost]
 
 
+Found = TypeVar("Found")
+
+
+def _patiently(ask: Callable[[], Found]) -> Found:
+    """Ask again for some time if the server is not there: it may be starting again, with a new certificate."""
+    until = time.monotonic() + RECONNECT_SECONDS
+    while True:
+        try:
+            return ask()
+        except httpx.TransportError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(MOST_DELAY)
+
+
 def push(grid: Grid, node: int, message: bytes) -> str:
-    """Send a message to a node. Returns its number."""
+    """Send a message to a node. Returns its number; empty if the node is unknown."""
     sent = list(grid.push_messages([Message(to_records(message), node, "query")]))
-    if not sent or not sent[0]:
+    if not sent:
         raise RunFailed("the server did not accept a message; is it too large?")
-    return sent[0]
+    return sent[0] or ""
 
 
 def pull(grid: Grid, numbers: list[str]) -> list[tuple[str, bytes | None]]:
@@ -263,6 +341,8 @@ def pull(grid: Grid, numbers: list[str]) -> list[tuple[str, bytes | None]]:
     found = []
     for message in grid.pull_messages(numbers) if numbers else []:
         content = from_records(message.content) if message.has_content() else None
+        if message.has_error() and TOO_LARGE in message.error.reason:
+            content = wire.TOO_LARGE
         found.append((message.metadata.reply_to_message_id, content))
     return found
 
@@ -305,13 +385,13 @@ def run_server_app(address: Address, secret: bytes, app: ServerApp) -> None:
 # Messages of a client
 
 
-def client_app(client: Client) -> ClientApp:
-    """The ClientApp for all methods: it answers every message."""
+def client_app(client: Client, unseal: Callable[[bytes], bytes]) -> ClientApp:
+    """The ClientApp for all methods: it answers every message that `unseal` does not refuse."""
     app = ClientApp()
 
     @app.query()
     def _query(message: Message, context: Context) -> Message:
-        return Message(to_records(client.answer(from_records(message.content))), reply_to=message)
+        return Message(to_records(client.answer(from_records(message.content), unseal)), reply_to=message)
 
     return app
 

@@ -3,6 +3,7 @@
 This module needs Flower, from the extra `deploy`, and is imported by those commands alone.
 """
 
+import email.utils
 import json
 import os
 import re
@@ -19,17 +20,21 @@ from typing import Any
 import torch
 from flwr.serverapp import Grid
 
+from plures._version import __version__
+from plures.data.reading import Reading
 from plures.errors import RunFailed, UsageError
-from plures.federate import credentials, flower, server, wire
+from plures.federate import audit, backup, credentials, flower, server, wire
 from plures.federate.client import Client
 from plures.federate.credentials import Home
 from plures.federate.flower import Address, FlowerLink
-from plures.federate.server import FederatedClients, RoundLimits
-from plures.files import lock, lock_holder, note_after_crash, read_toml
+from plures.federate.policy import FILE, read_policy
+from plures.federate.server import Caps, FederatedClients, RoundLimits
+from plures.files import lock, lock_holder, note_after_crash, read_toml, write_text
 from plures.runs.callbacks import Callback, Say
-from plures.runs.config import Config
+from plures.runs.config import Config, make_config
 from plures.runs.folders import new_folder
 from plures.runs.loop import Result
+from plures.runs.scene import reading_of
 
 FORGET_SECONDS = 120.0  # until the server has noticed that a client is gone
 STOP_SERVER_SECONDS, STOP_RUN_SECONDS = 30.0, 3600.0  # longest time to stop; a run completes its round first
@@ -87,35 +92,89 @@ def run_server(home: Path) -> None:
             command += [f"--ssl-{option}", str(home / file)]
         command += ["--enable-supernode-auth"]
     log = place / "superlink.log"
-    with (
-        stop_on_signals(),
-        lock(place / "pid", "the server"),
-        flower.child_process("flower-superlink", command, place / "flwr", log) as process,
-    ):
-        wait_until(lambda: here.address.is_listening() or process.poll() is not None, 60)
-        known: set[str] = set()
-        operator = flower.Operator(here.address)
-        while process.poll() is None:
-            new = _register(here, operator, known)
-            if new or not known:
+    with stop_on_signals(), lock(place / "pid", "the server"):
+        while True:
+            with flower.child_process("flower-superlink", command, place / "flwr", log) as process:
+                wait_until(lambda: here.address.is_listening() or process.poll() is not None, 60)
+                _watch_server(here, process)
+                if process.poll() is not None:
+                    raise RunFailed(f"the server ended: {_last_error(log)}")
+            say("the server has a new certificate and starts again; clients connect again by themselves")
+
+
+def _watch_server(here: Home, process: Any) -> None:
+    """Let clients in and out as their keys come and go, until the server ends, or has another certificate."""
+    certificate = _modified(here.folder / "server.crt")
+    operator = flower.Operator(here.address)
+    seen: dict[Path, float] | None = None
+    try:
+        while process.poll() is None and _modified(here.folder / "server.crt") == certificate:
+            files = here.key_files()
+            if files != seen:
+                seen = files
+                _synchronize(here, operator)
                 allowed = f"clients that may take part: {', '.join(here.clients()) or 'none yet'}"
                 allowed = allowed if not here.insecure else "any client on this machine may take part"
                 say(f"listening on {'http' if here.insecure else 'https'}://{here.address}; {allowed}")
-                known |= {*new, ""}
             time.sleep(1)
-        raise RunFailed(f"the server ended: {_last_error(log)}")
+    finally:
+        operator.close()
 
 
-def _register(here: Home, operator: Any, known: set[str]) -> list[str]:
-    """Register the keys of new clients with the server. Returns their names."""
-    names = [name for name in here.clients() if name not in known and not here.insecure]
-    if not names:
-        return []
-    there = {node.public_key for node in operator.nodes()}
-    for name in names:
-        if (key := here.public_key(name)) not in there:
+def _modified(path: Path) -> float:
+    return path.stat().st_mtime if path.exists() else 0.0
+
+
+def _synchronize(here: Home, operator: Any) -> None:
+    """Let the server know the keys of all clients that have a folder, and no others."""
+    if here.insecure:
+        return
+    keys: dict[bytes, str] = {}
+    for name in here.clients():
+        try:
+            keys[here.public_key(name)] = name
+        except UsageError as error:
+            say(f"{name} cannot take part: {error}")
+    nodes = operator.nodes()
+    for node in nodes:
+        if node.public_key not in keys:
+            operator.unregister(node.node_id)
+            say(f"{node.name or node.node_id} may no longer take part: its key is not in {here.folder / 'clients'}")
+    there = {node.public_key for node in nodes}
+    for key, name in keys.items():
+        if key not in there:
             operator.register(name, key)
-    return names
+
+
+def _synchronize_now(here: Home) -> None:
+    """The same from another process, if the server is running."""
+    if here.address.is_listening():
+        operator = flower.Operator(here.address)
+        try:
+            _synchronize(here, operator)
+        finally:
+            operator.close()
+
+
+def remove(name: str, home: Path) -> None:
+    """Take a client's right to take part, at once."""
+    here = credentials.open_home(home)
+    place = credentials.remove_client(here, name)
+    _synchronize_now(here)
+    say(f"{name} can no longer connect; its folder is now {place}. To let it in again, make a new key with `init`")
+
+
+def rotate(name: str | None, public_key: Path | None, home: Path) -> None:
+    """New keys for a client, whose old ones are worth nothing from now on; or a new certificate for the server."""
+    here = credentials.open_home(home)
+    if name is None:
+        credentials.rotate_certificate(here)
+        say(f"{home / 'server.crt'} is new, by the same authority; clients need nothing, a running server takes it up")
+        return
+    credentials.rotate_key(here, name, public_key)
+    _synchronize_now(here)
+    whose = "its own new key" if public_key else f"the new node.key in {home / 'clients' / name}: carry it there"
+    say(f"{name} can no longer connect with its old key; it needs {whose}")
 
 
 def wait_until(is_done: Callable[[], bool], seconds: float) -> bool:
@@ -138,8 +197,23 @@ def _last_error(log: Path) -> str:
 # A client
 
 
+def reading_of_client(
+    target: str | None, drop: str | None, time_column: str | None, task: str | None, schema: Path | None
+) -> Reading:
+    """How a client reads its table."""
+    given = {"target": target, "drop": drop, "time_column": time_column, "task": task}
+    given |= {"data_schema": None if schema is None else str(schema)}
+    return reading_of(make_config({key: value for key, value in given.items() if value is not None}))
+
+
 def run_client(
-    data: Path, name: str, home: Path, models: tuple[str, ...], methods: tuple[str, ...], threads: int
+    data: Path,
+    name: str,
+    home: Path,
+    models: tuple[str, ...],
+    methods: tuple[str, ...],
+    threads: int,
+    reading: Reading = Reading(),  # noqa: B008
 ) -> None:
     """Run a client, which takes part in runs with its own rows, until Ctrl-C."""
     kit = credentials.open_kit(home, name)
@@ -148,26 +222,38 @@ def run_client(
     place.mkdir(exist_ok=True)
     os.chmod(place, 0o700)
     tell = flower.say_and_log(place / "log.txt", say)
-    client = Client(name, data, place, tell, models, methods)
+    policy = read_policy(kit.folder)
+    client = Client(name, data, place, tell, models, methods, policy, reading)
     tell(f"{name}: {len(client.data.y)} rows in {data}; they and our own state stay here, in {place}")
+    tell(f"rules of {kit.folder / FILE}: {policy.changes() or 'the defaults'}")
     _check_server(kit.server, tell)
     secret_file, log = place / "secret", place / "supernode.log"
     secret_file.touch(0o600)
     secret_file.write_bytes(secrets.token_bytes(32))
-    app = flower.client_app(client)
+    keys = credentials.operator_keys(kit.folder, policy.operators)
+    if not keys:
+        tell("requests are not signed: whoever the server lets in may ask (operators in policy.toml)")
+    app = flower.client_app(client, lambda sealed: credentials.unseal(keys, name, sealed))
     connected, until = place / "connected", time.monotonic() + FORGET_SECONDS
     with stop_on_signals(), lock(place / "pid", name):
         while True:
             port = flower.free_port()
             log.write_bytes(b"")
             command = flower.node_command(kit.server, kit.key, port, secret_file)
+            was_connected = False
             with flower.child_process("flower-supernode", command, place / "flwr", log) as process:
                 wait_until(lambda: process.poll() is not None or b"SuperNode ID" in log.read_bytes(), 3600)
                 if process.poll() is None:
+                    was_connected = True
                     connected.touch()
                     tell(f"connected to {kit.server}; waiting for runs (Ctrl-C ends)")
                 flower.run_client_app(port, secret_file.read_bytes(), app, lambda: process.poll() is None)
             why = _last_error(log)
+            if was_connected and "[code: 2004]" not in why:
+                tell(f"the connection ended ({_ending(process.returncode)}); connecting again")
+                until = time.monotonic() + FORGET_SECONDS
+                time.sleep(1)
+                continue
             if "[code: 2004]" in why:
                 # Flower has one code for an unknown key and for a key that is still connected, as after a crash.
                 why = f"it does not know our key {kit.key}, or another client is connected with it"
@@ -176,6 +262,11 @@ def run_client(
                     time.sleep(5)
                     continue
             raise RunFailed(f"the server at {kit.server} did not take us: {why}")
+
+
+def _ending(code: int | None) -> str:
+    """How a process ended, in words."""
+    return f"its process was killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
 
 
 def _check_server(address: Address, tell: Say) -> None:
@@ -192,7 +283,9 @@ def _check_server(address: Address, tell: Say) -> None:
     context = ssl.create_default_context(cafile=str(address.ca))
     try:
         with socket.create_connection((address.host, address.port), timeout=5) as plain:
-            context.wrap_socket(plain, server_hostname=address.host).close()
+            with context.wrap_socket(plain, server_hostname=address.host) as link:
+                link.sendall(f"HEAD / HTTP/1.0\r\nHost: {address.host}\r\n\r\n".encode())
+                head = link.recv(4096).decode("latin-1")
     except ssl.SSLCertVerificationError as error:
         raise UsageError(
             f"the server at {address} is not the one that {address.ca} vouches for: {error.verify_message}. "
@@ -202,6 +295,28 @@ def _check_server(address: Address, tell: Say) -> None:
         raise UsageError(
             f"the server at {address} does not speak TLS ({error}); is it one without certificates?"
         ) from None
+    _check_clock(head, time.time())
+
+
+AHEAD_SECONDS, BEHIND_SECONDS = 5.0, 300.0  # how far Flower lets a client's clock be from the server's
+
+
+def _check_clock(head: str, now: float) -> None:
+    """Refuse a clock with which Flower would take every message of ours for a replayed one."""
+    found = re.search(r"(?im)^date: *(.+?) *\r?$", head)
+    if not found:
+        return
+    try:
+        skew = now - email.utils.parsedate_to_datetime(found[1]).timestamp()
+    except ValueError:
+        return
+    # The header has whole seconds, and was written up to a second ago.
+    if skew - 2 > AHEAD_SECONDS or skew < -BEHIND_SECONDS:
+        way = "ahead of" if skew > 0 else "behind"
+        raise UsageError(
+            f"our clock is {abs(skew):.0f} seconds {way} the server's; up to {AHEAD_SECONDS:.0f} ahead and "
+            f"{BEHIND_SECONDS:.0f} behind are allowed. Set it by the network, e.g. with `timedatectl set-ntp true`"
+        )
 
 
 def _speaks_plain_http(address: Address) -> bool:
@@ -221,7 +336,7 @@ ProgressOf = Callable[[str, Path], tuple[Callback, Say]]  # (name of the method,
 def refuse_options_of_simulation(given: dict[str, Any]) -> None:
     """Refuse options about data and computation, which are up to the clients in a federation."""
     for key in given:
-        if key in server.SIMULATION_ONLY:
+        if key in wire.SIMULATION_ONLY:
             raise UsageError(f"--{key.replace('_', '-')} is for simulations; in a federation the data is with clients")
 
 
@@ -231,6 +346,7 @@ def start(
     resume: Path | None,
     wait: float,
     limits: RoundLimits,
+    caps: Caps,
     out: Path | None,
     say: Say,
     progress_of: ProgressOf,
@@ -239,11 +355,12 @@ def start(
     if (config is None) == (resume is None):
         raise UsageError("give a METHOD to start a run, or --resume RUN to resume one")
     found: list[Result] = []
+    note = _note_in(home)
 
     def main(link: FlowerLink, number: int) -> None:
         if config is not None:
             names = _wait_for_clients(link, credentials.open_home(home).clients(), config.clients, wait, say)
-            about = server.new_experiment(server.collect_hellos(link, names, config, limits, say))
+            about = server.new_experiment(server.collect_hellos(link, names, config, limits, say, caps, note))
             server.make_scene(config, about)
             folder = new_folder(config.model_copy(update={"data": "federation"}), out)
             scene = server.write_start(config, about, folder)
@@ -254,7 +371,7 @@ def start(
         callback, tell = progress_of(scene.config.method, folder / "log.txt")
         with lock(folder / "pid", "the run", str(number)):
             _list_run(home, folder)
-            clients = FederatedClients(scene, about, folder, tell, link, limits)
+            clients = FederatedClients(scene, about, folder, tell, link, limits, caps, note)
             if resume is not None:
                 clients.load()
             for line in wire.manifest_lines(clients.shapes):
@@ -265,20 +382,45 @@ def start(
     return found[0]
 
 
+def make_schema(home: Path, out: Path | None, seed: int, test_share: float, wait: float, deadline: float) -> None:
+    """Let the connected clients agree on a schema of their tables, and write it down."""
+    found: list[str] = []
+
+    def main(link: FlowerLink, number: int) -> None:
+        names = _wait_for_clients(link, credentials.open_home(home).clients(), None, wait, say)
+        found.append(server.collect_schema(link, names, seed, test_share, RoundLimits(deadline=deadline), say))
+
+    _run_with_link(home, main)
+    path = out or home / "schema.toml"
+    write_text(path, found[0])
+    say(f"the schema is in {path}")
+
+
+def _note_in(home: Path) -> server.Note:
+    """Writes the audit log of a federation."""
+    return lambda client, asked, answered: audit.write(home / "server" / audit.FILE, client, asked, answered)
+
+
 def _run_with_link(home: Path, main: Callable[[FlowerLink, int], None], killed_run: str = "") -> None:
     """Call `main` with a link to the clients and the number of a new Flower run. A killed Flower run is ended first."""
     here = credentials.open_home(home)
     os.environ["FLWR_HOME"] = str((home / "server" / "flwr").resolve())
     operator = flower.Operator(here.address)
     try:
-        _register(here, operator, set())
+        _synchronize(here, operator)
         if killed_run.isdigit():
             operator.stop_run(int(killed_run))
         number = operator.start_run()
         names = _ask_names if here.insecure else _registered_names
-        flower.run_server_app(
-            here.address, here.secret, flower.server_app(here.address, lambda link: main(link, number), names)
+        key = here.operator_key
+        app = flower.server_app(
+            here.address,
+            lambda link: main(link, number),
+            names,
+            lambda client, message: credentials.seal(key, client, message),
+            lambda client: not here.insecure and client not in here.clients(),
         )
+        flower.run_server_app(here.address, here.secret, app)
     finally:
         operator.close()
 
@@ -347,7 +489,25 @@ def status(home: Path) -> dict[str, Any]:
         clients |= {node.name or str(node.node_id): node.status for node in operator.nodes()}
         operator.close()
     runs = [_run_status(folder) for folder in _runs(home)]
-    return {"server": str(here.address) if is_up else None, "clients": dict(sorted(clients.items())), "runs": runs}
+    about = {name: _client_status(name, home) for name in sorted(clients)}
+    found = {"server": str(here.address) if is_up else None, "clients": dict(sorted(clients.items()))}
+    return found | {"details": about, "runs": runs, "plures": __version__}
+
+
+def _client_status(name: str, home: Path) -> dict[str, Any]:
+    """What the audit log and the runs tell of a client: when it last answered, its version, refusals and silence."""
+    lines = [line for line in audit.read(home / "server" / audit.FILE) if line.get("who") == name]
+    answers = [line for line in lines if line.get("answered") != "nothing"]
+    version = None
+    for folder in _runs(home):
+        clients = json.loads((folder / server.ABOUT).read_text(encoding="utf-8"))["clients"]
+        version = next((one.get("version") for one in clients if one["name"] == name), version)
+    return {
+        "last_seen": answers[-1]["at"] if answers else None,
+        "version": version,
+        "refused": sum(str(line.get("answered")).startswith("refused") for line in lines),
+        "silent": len(lines) - len(answers),
+    }
 
 
 def print_status(home: Path, as_json: bool) -> None:
@@ -358,7 +518,10 @@ def print_status(home: Path, as_json: bool) -> None:
         return
     say(f"server   {'listening on ' + found['server'] if found['server'] else 'not running'}")
     for name, state in found["clients"].items():
-        say(f"client   {name}: {state}")
+        about = found["details"][name]
+        seen = f"last answer {about['last_seen']}" if about["last_seen"] else "no answer yet"
+        version = f", Plures {about['version']}" if about["version"] else ""
+        say(f"client   {name}: {state}, {seen}, {about['refused']} refused, {about['silent']} silent{version}")
     for one in found["runs"]:
         say(f"run      {one['folder']}: {one['method']}, {one['state']}, {one['round']} of {one['rounds']} rounds")
 
@@ -390,6 +553,25 @@ def stop(run: Path | None, home: Path) -> None:
     say(f"{what} has stopped")
 
 
+# Backups
+
+
+def back_up(target: Path, home: Path) -> None:
+    """Write all that the server needs to begin again into one file."""
+    runs = _runs(home)
+    backup.write(credentials.open_home(home), runs, target)
+    say(f"{target}: {home} with its keys, and {len(runs)} runs. Whoever has it can be this server: keep it safe")
+
+
+def restore(source: Path, folder: Path, address: str | None) -> None:
+    """Make the folder of a federation from a backup."""
+    here = backup.restore(source, folder, address)
+    say(f"{folder}: clients {', '.join(here.clients()) or 'none'}; runs are in {folder / 'runs'}")
+    if address:
+        say(f"clients find the server at {here.host}:{here.open_port}: change host and port in their client.toml")
+    say(f"start it with: plures federate server --home {folder}")
+
+
 # New clients
 
 
@@ -401,14 +583,16 @@ def adapt(run: Path, client: str, epochs: int, home: Path, deadline: float, as_j
 
     def main(link: FlowerLink, number: int) -> None:
         wait_until(lambda: client in link.clients(), 30)
-        clients = FederatedClients(scene, about, run, say, link, RoundLimits(deadline=deadline))
+        limits = RoundLimits(deadline=deadline)
+        clients = FederatedClients(scene, about, run, say, link, limits, note=_note_in(home))
         clients.load()
         found = server.adapt(clients, client, epochs)
         if as_json:
             print(json.dumps(found, indent=2))
             return
-        for number, accuracy in enumerate(found["curve"]):
-            say(f"after {number} epochs: {100 * accuracy:.2f} % of its {found['n_test']} test rows are right")
+        metric = scene.metric
+        for number, value in enumerate(found["curve"]):
+            say(f"after {number} epochs: {metric.word} {metric.text(value)} on its {found['n_test']} test rows")
         say(f"{client} has its own model, from the state after round {found['round']}")
 
     _run_with_link(home, main)

@@ -6,10 +6,12 @@ state of a client stays with the client. The server only keeps the version of th
 it was last accepted. So a resumed server and a client that missed rounds agree on the state to use.
 """
 
+import hashlib
 import json
 import math
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -19,23 +21,36 @@ import torch
 from torch import Tensor
 
 from plures import tree
+from plures.data import schema as schemas
+from plures.data.dataset import Target
 from plures.data.partition import Split
 from plures.data.population import Population
 from plures.engine import Usage
 from plures.errors import DataError, RunFailed, UsageError
-from plures.federate import wire
+from plures.federate import agree, wire
 from plures.federate.wire import Refused
 from plures.files import write_text
+from plures.learn.metrics import ACCURACY, DEFAULT, find_metric
 from plures.methods.messages import one_of
 from plures.methods.spec import all_settings
 from plures.runs import results
 from plures.runs.callbacks import Callback, Say
-from plures.runs.config import HOW_IT_IS_RUN, SCORING, Config, config_toml
+from plures.runs.config import Config, config_toml
 from plures.runs.folders import read_config
 from plures.runs.loop import Result, play_run
-from plures.runs.scene import Scene, announce, as_configured, default_model, method_of, task_of, with_own_options
-from plures.runs.state import Answers, RunState
-from plures.simulate.evaluate import Evaluation
+from plures.runs.scene import (
+    Scene,
+    announce,
+    as_configured,
+    default_model,
+    method_of,
+    refuse_without_classes,
+    task_of,
+    with_own_options,
+)
+from plures.runs.state import Answers, RunState, UpdateLimits
+from plures.simulate import bounds
+from plures.simulate.evaluate import Evaluation, Values
 from plures.simulate.executor import Trained
 from plures.simulate.workers import one_thread
 from plures.tree import Tree
@@ -54,6 +69,28 @@ class RoundLimits(NamedTuple):
     resend: float = 120.0  # seconds without an answer after which a message is sent again
 
 
+class Caps(NamedTuple):
+    """What the server believes of a client, at most; the operator sets it."""
+
+    rows: int = 1_000_000  # training rows, and as many test rows
+    classes: int = 1000
+    tokens: int = 200_000
+    share: float = 1.0  # of the weight in a mean
+    update: float = bounds.TIMES_MEDIAN  # size of an update, in medians of the round
+
+
+TIMES_MEDIAN_ROWS = 10_000  # nobody is believed to have so many times the median of the rows
+MOST_SCHEMA_BYTES = 50_000_000  # of what a client tells of its columns
+MOST_LOSS = 1e6  # a larger loss of a row is no loss, and would spoil the record
+
+
+Note = Callable[[str, str, str], None]  # for the audit log: (client, what it was asked, what it answered)
+
+
+def note_nothing(client: str, asked: str, answered: str) -> None:
+    """No audit log."""
+
+
 class Link(Protocol):
     """Carries messages to clients, which it knows by name, and their answers back."""
 
@@ -61,26 +98,42 @@ class Link(Protocol):
         """The clients that are connected."""
 
     def push(self, client: str, message: bytes) -> str:
-        """Send a message; returns its number, which its answer will have too."""
+        """Send a message; returns its number, which its answer will have too; empty if the client was removed."""
 
-    def pull(self, numbers: list[str]) -> list[tuple[str, bytes | None]]:
-        """(number, answer) for each answer that has arrived; the answer is None if the message was lost."""
+    def pull(self, numbers: list[str], most: int) -> list[tuple[str, bytes | None]]:
+        """(number, answer) for each answer that has arrived; the answer is None if the message was lost.
+
+        most: bytes of an answer; of a larger one, no more than that is read.
+        """
 
 
 def gather(
-    link: Link, messages: dict[str, Callable[[], bytes]], accept: Callable[[str, bytes], None], limits: RoundLimits
+    link: Link,
+    messages: dict[str, Callable[[], bytes]],
+    accept: Callable[[str, bytes], None],
+    limits: RoundLimits,
+    most: int,
 ) -> list[str]:
-    """Send every client its message and pass answers to `accept`. Returns the clients that miss the deadline."""
+    """Send every client its message and pass answers to `accept`. Returns the clients that miss the deadline.
+
+    most: bytes of an answer.
+    """
     began = time.monotonic()
     waiting, due = set(messages), dict.fromkeys(messages, began)
     sent: dict[str, str] = {}  # number of a message -> client
+    removed: list[str] = []  # nobody waits for them
     while waiting and time.monotonic() < began + limits.deadline:
         now = time.monotonic()
         for client in sorted(waiting):
             if due[client] <= now:
-                sent[link.push(client, messages[client]())] = client
+                number = link.push(client, messages[client]())
+                if not number:
+                    waiting.discard(client)
+                    removed.append(client)
+                    continue
+                sent[number] = client
                 due[client] = now + limits.resend
-        for number, answer in link.pull(list(sent)):
+        for number, answer in link.pull(list(sent), most):
             client = sent.pop(number, "")
             if client not in waiting:
                 continue
@@ -91,17 +144,24 @@ def gather(
             accept(client, answer)
         if waiting:
             time.sleep(POLL_SECONDS)
-    return sorted(waiting)
+    return sorted([*waiting, *removed])
 
 
 # Clients and their data
 
 
 def collect_hellos(
-    link: Link, names: list[str], config: Config, limits: RoundLimits, say: Say
+    link: Link,
+    names: list[str],
+    config: Config,
+    limits: RoundLimits,
+    say: Say,
+    caps: Caps = Caps(),  # noqa: B008
+    note: Note = note_nothing,
 ) -> dict[str, wire.Hello]:
-    """Ask each client to describe its data."""
-    request = wire.pack(wire.HelloRequest(seed=config.seed, test_share=config.test_share), {})
+    """Ask each client to describe its data. Returns those that can take part."""
+    values = _values_to_send(with_own_options(config))
+    request = wire.pack(wire.HelloRequest(seed=config.seed, test_share=config.test_share, config=values), {})
     found: dict[str, wire.Hello] = {}
 
     def accept(client: str, answer: bytes) -> None:
@@ -110,12 +170,16 @@ def collect_hellos(
             if hello.name != client:
                 raise Refused(f"it says that its name is {hello.name}")
             found[client] = hello
+            note(client, "hello", f"{hello.n_train} and {hello.n_test} rows")
         except Refused as refusal:
+            note(client, "hello", f"refused: {refusal}")
             say(f"{client} cannot take part: {refusal}")
 
     limits = limits._replace(deadline=max(limits.deadline, HELLO_SECONDS))
-    for client in gather(link, dict.fromkeys(names, lambda: request), accept, limits):
+    for client in gather(link, dict.fromkeys(names, lambda: request), accept, limits, wire.most_bytes()):
+        note(client, "hello", "nothing")
         say(f"{client} does not answer and is left out")
+    found = fitting(found, caps, say)
     if config.clients is not None and len(found) < config.clients:
         raise RunFailed(f"{len(found)} of {config.clients} clients can take part: {', '.join(found) or 'none'}")
     return found
@@ -148,27 +212,94 @@ class About(NamedTuple):
         return About(values["experiment"], [wire.Hello.model_validate(one) for one in values["clients"]])
 
 
+def fitting(found: dict[str, wire.Hello], caps: Caps, say: Say) -> dict[str, wire.Hello]:
+    """The clients whose data can be used together. The others are left out, with a word on each."""
+    forms = Counter(_form(one) for one in found.values())
+    usual = max(forms, key=lambda form: forms[form], default=None)
+    rows = sorted(one.n_train for one in found.values())
+    most_rows = min(caps.rows, TIMES_MEDIAN_ROWS * max(1, rows[(len(rows) - 1) // 2])) if rows else 0
+    kept = {}
+    for name, one in sorted(found.items()):
+        why = ""
+        if _form(one) != usual and usual is not None:
+            why = f"its rows have shape {tuple(one.shape)} ({one.dtype}), those of most others {usual[0]}"
+            if _form(one)[:3] == usual[:3]:
+                why = "it predicts something else than most others, or reads its table by another schema"
+        for number, most, what in (
+            (max(one.n_train, one.n_test), most_rows, "rows"),
+            (one.n_classes, caps.classes, "classes"),
+            (one.n_tokens, caps.tokens, "tokens"),
+        ):
+            if number > most:
+                why = f"it claims {number} {what}, and at most {most} are believed (--most-{what})"
+        if why:
+            say(f"{name} is left out: {why}")
+        else:
+            kept[name] = one
+    return kept
+
+
+def _form(one: wire.Hello) -> tuple[tuple[int, ...], str, int, str, str]:
+    """What must be the same for all clients."""
+    return tuple(one.shape), one.dtype, one.label_axes, one.task, one.schema_hash
+
+
+def collect_schema(link: Link, names: list[str], seed: int, test_share: float, limits: RoundLimits, say: Say) -> str:
+    """Ask all clients for what their tables hold, and let them agree on a schema. Returns its text."""
+    found = _ask_columns(link, names, seed, test_share, [], limits)
+    as_words = agree.columns_of_words(found)
+    if as_words:
+        found = _ask_columns(link, names, seed, test_share, as_words, limits)
+    text = schemas.to_text(agree.join(dict(sorted(found.items()))))
+    offer = wire.pack(wire.SchemaOffer(text=text), {})
+    hashes: dict[str, str] = {}
+
+    def accept_check(client: str, answer: bytes) -> None:
+        try:
+            hashes[client] = _read_answer(wire.OfferReply, answer, wire.most_bytes())[0].schema_hash
+        except Refused as refusal:
+            raise RunFailed(f"{client} cannot read its rows by the schema: {refusal}") from None
+
+    silent = gather(link, dict.fromkeys(names, lambda: offer), accept_check, limits, wire.most_bytes())
+    if silent:
+        raise RunFailed(f"{', '.join(silent)} did not answer; ask again with `plures federate schema`")
+    wrong = [name for name, one in hashes.items() if one != hashlib.sha256(text.encode()).hexdigest()]
+    if wrong:
+        raise RunFailed(f"{', '.join(wrong)} read another schema than was sent")
+    say(f"{len(names)} clients read their tables by one schema of {text.count('[[column]]')} columns")
+    return text
+
+
+def _ask_columns(
+    link: Link, names: list[str], seed: int, test_share: float, as_words: list[str], limits: RoundLimits
+) -> dict[str, wire.SchemaReply]:
+    """What each client tells of the columns of its table."""
+    request = wire.pack(wire.SchemaRequest(seed=seed, test_share=test_share, as_words=as_words), {})
+    found: dict[str, wire.SchemaReply] = {}
+    most = wire.most_bytes() + MOST_SCHEMA_BYTES
+
+    def accept(client: str, answer: bytes) -> None:
+        try:
+            found[client] = _read_answer(wire.SchemaReply, answer, most)[0]
+        except Refused as refusal:
+            raise RunFailed(f"{client} tells nothing of its table: {refusal}") from None
+
+    silent = gather(link, dict.fromkeys(names, lambda: request), accept, limits, most)
+    if silent:
+        raise RunFailed(f"{', '.join(silent)} did not answer; a schema needs all clients")
+    return found
+
+
 def new_experiment(found: dict[str, wire.Hello]) -> About:
-    """A new experiment with these clients, in the order of their names; their rows must have the same form."""
+    """A new experiment with these clients, in the order of their names."""
     clients = [found[name] for name in sorted(found)]
     if not clients:
         raise RunFailed("no client can take part")
-    first = clients[0]
-    for one in clients:
-        if (one.shape, one.dtype, one.label_axes) != (first.shape, first.dtype, first.label_axes):
-            raise DataError(
-                f"{one.name} has rows of shape {tuple(one.shape)} ({one.dtype}) and {first.name} of "
-                f"{tuple(first.shape)} ({first.dtype}); they must be alike"
-            )
     return About(secrets.token_hex(8), clients)
 
 
-SIMULATION_ONLY = (  # options that a federation does not have
-    *["data", "data_dir", "partition", "split", "share", "new_clients", "attack", "attackers"],
-    *["executor", "workers", "address", "validation", "unchosen", "pool_rows", "pool_every", "personal_epochs"],
-    *["engine", "precision", "stack"],
-)
-NEVER_SENT = {*HOW_IT_IS_RUN, *SCORING, *SIMULATION_ONLY, "clients"}  # fields of a config that are not sent to clients
+def _values_to_send(config: Config) -> dict[str, Any]:
+    return config.model_dump(exclude=wire.NEVER_SENT, exclude_none=True)
 
 
 def make_scene(config: Config, about: About) -> Scene:
@@ -187,24 +318,32 @@ def make_scene(config: Config, about: About) -> Scene:
     config = config.model_copy(update=fields | {"settings": all_settings(method)})
     dtype = torch.int64 if first.dtype == "int64" else torch.float32
     example = torch.zeros(first.shape, dtype=dtype)
-    task = task_of(config, example, about.n_classes, about.n_tokens)
+    refuse_without_classes(method, Target(first.task))
+    task = task_of(config, example, about.n_classes, about.n_tokens, None, first.task)
     label = torch.zeros(example.shape if first.label_axes == 2 else (), dtype=torch.int64)
+    if first.task != "classes":
+        label = torch.zeros((about.n_classes,) if first.task == "labels" else ())
     # Only the numbers of rows matter: every row is row 0 of a table of zeros.
     train = [np.zeros(one.n_train, np.int64) for one in about.clients]
     test = [np.zeros(one.n_test, np.int64) for one in about.clients]
     population = Population(example[None], label[None], train, test, about.n_classes, config.seed, task.smallest_batch)
-    population = as_configured(population, config)
+    population = as_configured(population, config)._replace(target=Target(first.task))
     if not population.eligible():
         raise DataError("no client has a row to train on")
     known = announce(config, method, task, population)
-    return Scene(config, *known, Split(train, test), tuple(one.name for one in about.clients))
+    metric = find_metric(config.metric or DEFAULT[first.task], first.task)
+    scene = Scene(config, *known, Split(train, test), tuple(one.name for one in about.clients))
+    return scene._replace(metric=metric)
 
 
 def _read_answer(kind: Any, answer: bytes, most: int) -> tuple[Any, dict[str, Tensor]]:
     """The fields of an answer of this kind, and its tensors. An error of the client is refused."""
     fields, tensors = wire.unpack(answer, most)
     if fields.get("kind") == "error":
-        raise Refused(f"it had an error ({wire.check_fields(wire.ErrorReply, fields).error}); its own log says more")
+        reply = wire.check_fields(wire.ErrorReply, fields)
+        if reply.code:
+            raise Refused(f"it refuses the request by its own rules ({reply.code}); its own log says more")
+        raise Refused(f"it had an error ({reply.error}); its own log says more")
     return wire.check_fields(kind, fields), tensors
 
 
@@ -229,22 +368,33 @@ class FederatedClients:
 
     scores_late = True  # one message per client and round: the client scores the state that it receives, then trains
 
-    def __init__(self, scene: Scene, about: About, folder: Path, say: Say, link: Link, limits: RoundLimits) -> None:
-        self.state = RunState(scene, folder, say, ClientVersion(torch.tensor(0)))
+    def __init__(
+        self,
+        scene: Scene,
+        about: About,
+        folder: Path,
+        say: Say,
+        link: Link,
+        limits: RoundLimits,
+        caps: Caps = Caps(),  # noqa: B008
+        note: Note = note_nothing,
+    ) -> None:
+        self.note = note
+        bounded = UpdateLimits(times_median=caps.update, most_share=caps.share)
+        self.state = RunState(scene, folder, say, ClientVersion(torch.tensor(0)), bounded)
         self.about, self.link, self.limits = about, link, limits
         self.shapes = self.state.shapes
         self.how_to_resume = f"resume it with: plures federate start --resume {folder}"
-        values = scene.config.model_dump(exclude=NEVER_SENT, exclude_none=True)
         self.experiment = wire.Experiment(
             id=about.id,
-            config=values,
+            config=_values_to_send(scene.config),
             n_clients=len(about.clients),
             n_classes=about.n_classes,
             n_tokens=about.n_tokens,
+            task=about.clients[0].task,
+            metric=scene.metric.name,
             frozen=scene.task.frozen_fingerprint,
         )
-        self.earlier = self.versions()  # versions in the checkpoint before the last one
-        self.refusals: list[dict[str, Any]] = []
         self.silent: list[dict[str, Any]] = []
         self.wire_bytes = {"down": 0, "up": 0}
 
@@ -256,15 +406,14 @@ class FederatedClients:
         return Usage()  # clients train on other machines
 
     def manifest(self) -> dict[str, Any]:
-        own = {"wire": self.wire_bytes, "refusals": self.refusals, "silent": self.silent}
+        own = {"wire": self.wire_bytes, "silent": self.silent}
         return self.state.manifest(self.usage()) | own
 
     def load(self) -> None:
         """Load the newest complete checkpoint."""
         found = self.state.load()
-        self.earlier = self.versions()
         if found:
-            self.wire_bytes, self.refusals, self.silent = found["wire"], found["refusals"], found["silent"]
+            self.wire_bytes, self.silent = found["wire"], found["silent"]
 
     def models(self) -> dict[int, Tree]:
         return {}  # clients write their own models
@@ -275,7 +424,7 @@ class FederatedClients:
     def play(self, score: bool) -> Answers:
         began = time.perf_counter()
         state = self.state
-        ids, before = state.cohort(), self.versions()
+        ids = state.cohort()
         message, n_flops = state.send(ids)
         answers = self._exchange({i: one_of(message, k) for k, i in enumerate(ids)}, score, is_last=False)
         found = {i: answers[i] for i in ids if i in answers}
@@ -292,8 +441,7 @@ class FederatedClients:
             n_flops + sum(one.fields.flops for one in found.values()),
         )
         names = {self.about.clients[i].name for i in ids}
-        refused = sum(one["round"] == state.round + 1 and one["client"] in names for one in self.refusals)
-        self.earlier = before
+        refused = sum(one["round"] == state.round + 1 and one["client"] in names for one in state.refusals)
         scores = self._evaluation(answers, began) if score else None
         return Answers(ids, message, list(found), trained, refused, began, scores)
 
@@ -308,7 +456,7 @@ class FederatedClients:
         rows = results.clients(population.train, population.test, population.y.numpy(), evaluation, scene.names)
         for row in rows:
             row |= {"n_classes": None, "role": "client"}  # the server is not told which classes a client has
-        return {"wire": self.wire_bytes, "refusals": self.refusals, "silent": self.silent}, rows
+        return {"wire": self.wire_bytes, "refusals": self.state.named_refusals, "silent": self.silent}, rows
 
     def _exchange(self, to_train: dict[int, Tree], score: bool, is_last: bool) -> dict[int, Answer]:
         """Send messages to all clients that train or are scored. Returns their answers by number of the client."""
@@ -348,18 +496,26 @@ class FederatedClients:
             self.wire_bytes["up"] += len(answer)
             try:
                 answers[i] = self.check_answer(asked[i], answer)
+                self.note(name, self._in_words(asked[i]), f"{len(answer)} bytes")
             except Refused as refusal:
-                self.refusals.append({"round": state.round + 1, "client": name, "why": str(refusal)})
+                self.note(name, self._in_words(asked[i]), f"refused: {refusal}")
+                state.refusals.append({"round": state.round + 1, "client": name, "why": str(refusal)})
                 state.say(f"{now}: the answer of {name} is refused: {refusal}")
                 return
             if answers[i].fields.state == "lost":
                 state.say(f"{now}: {name} lost its state and started from the initial state")
 
         messages = {self.about.clients[i].name: message_maker(i) for i in asked}
-        for name in gather(self.link, messages, accept, self.limits):
+        most = wire.most_bytes(self.shapes.upload if to_train else {})
+        for name in gather(self.link, messages, accept, self.limits, most):
+            self.note(name, self._in_words(asked[numbers[name]]), "nothing")
             self.silent.append({"round": state.round + 1, "client": name})
             state.say(f"{now}: {name} did not answer in {self.limits.deadline:g} s")
         return dict(sorted(answers.items()))
+
+    def _in_words(self, asked: wire.RoundRequest) -> str:
+        words = [f"round {asked.round}", f"experiment {self.about.id}", str(self.experiment.config["method"])]
+        return ", ".join(words + [word for word in ("train", "score", "last") if getattr(asked, word)])
 
     def _serve(self, ids: list[int]) -> dict[int, Tree]:
         if not ids:
@@ -375,7 +531,6 @@ class FederatedClients:
             client=i,
             round=self.state.round,
             version=version,
-            keep=min(version, self.earlier[i]),
             missed=self._missed_rounds(i, version),
             train=train,
             score=score and i in self.state.scored,
@@ -405,27 +560,50 @@ class FederatedClients:
             raise Refused(f"it has {fields.n} training rows, and said {one.n_train} at the start")
         if asked.train == (fields.loss is None):
             raise Refused("its loss is missing, or there is one and it was not asked to train")
+        if fields.loss is not None and abs(fields.loss) > MOST_LOSS:
+            raise Refused(f"its loss is {fields.loss:.3g}")
         for scores, wanted in ((fields.personal, asked.score), (fields.generic, asked.score and self.shapes.generic)):
-            if (scores is not None) != bool(wanted):
-                raise Refused("its scores are missing, or were not asked for")
+            if scores is not None and not wanted:
+                raise Refused("its scores were not asked for")
+            if scores is not None and scores.value is not None and abs(scores.value) > MOST_LOSS:
+                raise Refused(f"its score is {scores.value:.3g}")
             if scores is not None and not (scores.n == one.n_test and 0 <= scores.hits <= scores.n):
                 raise Refused("its scores are not those of its test rows")
+            if scores is not None and scores.loss is not None and abs(scores.loss) > MOST_LOSS * scores.n:
+                raise Refused(f"its loss on test rows is {scores.loss:.3g}")
         upload = wire.take_part("upload", tensors, form)
         wire.refuse_others(tensors)
         _check_numbers(upload, len(self.about.clients))
         return Answer(fields, upload)
 
     def _evaluation(self, answers: dict[int, Answer], began: float) -> Evaluation:
+        # A client may keep its scores for itself.
         found = {i: one.fields for i, one in answers.items() if one.fields.personal is not None}
 
         def sums(part: str) -> dict[str, list[float]]:
             each = [getattr(fields, part) for fields in found.values()]
-            return {name: [float(getattr(one, name)) for one in each] for name in ("hits", "loss", "n")}
+            losses = [math.nan if one.loss is None else one.loss for one in each]
+            return {"hits": [one.hits for one in each], "loss": losses, "n": [float(one.n) for one in each]}
 
         generic = sums("generic") if tree.leaves(self.shapes.generic) else None
         versions = self.versions()
         never = tuple(i for i in found if self.state.round and versions[i] == 0)
-        return Evaluation(list(found), sums("personal"), generic, time.perf_counter() - began, never_trained=never)
+        seconds, metric = time.perf_counter() - began, self.state.scene.metric
+        evaluation = Evaluation(list(found), sums("personal"), generic, seconds, never_trained=never, metric=metric)
+        if metric is ACCURACY:
+            return evaluation
+        parts = {"personal": _values([one.personal for one in found.values()])}
+        if generic is not None:
+            parts["generic"] = _values([one.generic for one in found.values()])
+        return evaluation._replace(measured={metric.name: parts})
+
+
+def _values(scores: list[wire.Scores | None]) -> Values:
+    """A metric as clients tell it. Nobody sees all rows: the value of all is the mean, weighted by test rows."""
+    each = np.array([math.nan if one is None or one.value is None else one.value for one in scores])
+    n = np.array([0 if one is None else one.n for one in scores], np.float64)
+    known = np.isfinite(each)
+    return Values(each, float(np.average(each[known], weights=n[known])) if known.any() else math.nan)
 
 
 def _check_numbers(upload: Tree, n_clients: int) -> None:
@@ -469,17 +647,21 @@ def adapt(clients: FederatedClients, client: str, epochs: int) -> dict[str, Any]
         wire.AdaptRequest(experiment=clients.experiment, epochs=epochs, round=state.round), {"newcomer": received}
     )
     found: list[wire.AdaptReply] = []
+    most = wire.most_bytes() + 32 * epochs
 
     def accept(name: str, answer: bytes) -> None:
         try:
-            reply, tensors = _read_answer(wire.AdaptReply, answer, wire.most_bytes() + 32 * epochs)
+            reply, tensors = _read_answer(wire.AdaptReply, answer, most)
             wire.refuse_others(tensors)
-            if reply.experiment != clients.about.id or not all(0 <= x <= 1 for x in reply.curve):
-                raise Refused("it is for another experiment, or its accuracies are not between 0 and 1")
+            most_told = 1.0 if state.scene.metric is ACCURACY else MOST_LOSS
+            if reply.experiment != clients.about.id or not all(abs(x) <= most_told for x in reply.curve):
+                raise Refused("it is for another experiment, or its scores are none")
             found.append(reply)
+            clients.note(name, f"adapt, experiment {clients.about.id}", f"{len(answer)} bytes")
         except Refused as refusal:
+            clients.note(name, f"adapt, experiment {clients.about.id}", f"refused: {refusal}")
             raise RunFailed(f"the answer of {name} is refused: {refusal}") from None
 
-    if gather(clients.link, {client: lambda: message}, accept, clients.limits):
+    if gather(clients.link, {client: lambda: message}, accept, clients.limits, most):
         raise RunFailed(f"{client} did not answer in {clients.limits.deadline:g} s")
     return {"client": client, "round": state.round, "epochs": epochs} | found[0].model_dump(exclude={"kind"})

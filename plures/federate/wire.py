@@ -7,7 +7,7 @@ sides compute them independently (`simulate.shapes`), print them, and check ever
 import hashlib
 import json
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -15,16 +15,46 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from plures import tree
+from plures.data.dataset import TaskKind
 from plures.files import in_bytes
+from plures.runs.config import HOW_IT_IS_RUN, SCORING
 from plures.simulate.shapes import Shapes
 from plures.tree import Tree
 
 HEADER_BYTES = 1 << 16  # allowed in a message besides its tensors
+TOO_LARGE = b"too large"  # stands for an answer that was not read to its end
 TENSOR_BYTES = 512  # allowed for the name, the shape and the position of each tensor
 
 
+SIMULATION_ONLY = (  # options that a federation does not have
+    *["data", "data_dir", "partition", "split", "share", "new_clients", "attack", "attackers"],
+    *["executor", "workers", "address", "validation", "unchosen", "pool_rows", "pool_every", "personal_epochs"],
+    *[
+        "engine",
+        "precision",
+        "stack",
+        "client_column",
+        "target",
+        "drop",
+        "time_column",
+        "text_column",
+        "window",
+        "data_schema",
+    ],
+    *["image_size", "task", "metrics"],
+)
+NEVER_SENT = {*HOW_IT_IS_RUN, *SCORING, *SIMULATION_ONLY, "clients"}  # fields of a config that are not sent to clients
+
+
 class Refused(Exception):
-    """A message is not as it should be. The text quotes values from outside only if they are short."""
+    """A message is not as it should be. The text quotes values from outside only if they are short.
+
+    A client's refusal by its own rules has a code, a word that the server is told; the text stays with the client.
+    """
+
+    def __init__(self, text: str, code: str = "") -> None:
+        super().__init__(text)
+        self.code = code
 
 
 def printable(text: str) -> str:
@@ -44,11 +74,12 @@ Number = Field(allow_inf_nan=False)
 
 
 class HelloRequest(_Fields):
-    """The server asks a client to describe its data."""
+    """The server asks a client to describe its data, and whether it would take part in a run."""
 
     kind: Literal["hello"] = "hello"
     seed: int = Count
     test_share: float = Field(gt=0, lt=1)
+    config: dict[str, Any] = Field(default_factory=dict)  # of the run; empty if there is none yet
 
 
 class Hello(_Fields):
@@ -63,6 +94,9 @@ class Hello(_Fields):
     label_axes: int = Field(ge=1, le=2)
     n_classes: int = Field(ge=1, le=10**6)
     n_tokens: int = Field(ge=0, le=10**6)
+    task: TaskKind = "classes"
+    schema_hash: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")  # of the schema of its table
+    version: str = Field(default="", pattern=r"^[0-9A-Za-z.+-]{0,30}$")  # of Plures at the client
 
 
 class Experiment(_Fields):
@@ -73,7 +107,56 @@ class Experiment(_Fields):
     n_clients: int = Field(ge=1, le=10**6)
     n_classes: int = Field(ge=1, le=10**6)
     n_tokens: int = Field(ge=0, le=10**6)
+    task: TaskKind = "classes"
+    metric: str = Field(default="accuracy", max_length=30)
     frozen: str = Field("", pattern=r"^([0-9a-f]{64})?$")  # SHA-256 of the weights that do not train
+
+
+class ColumnSummary(_Fields):
+    """What a client's training rows say of a column of its table."""
+
+    name: str = Field(max_length=200)
+    column_kind: Literal["number", "date", "words"]
+    n: int = Count
+    n_blank: int = Count
+    mean: float = Number
+    variance: float = Field(ge=0, allow_inf_nan=False)
+    words: list[Annotated[str, Field(max_length=200)]] = Field(max_length=10_000)
+    counts: list[Annotated[int, Count]] = Field(max_length=10_000)
+
+
+class SchemaRequest(_Fields):
+    """The server asks a client what its columns are."""
+
+    kind: Literal["schema"] = "schema"
+    seed: int = Count
+    test_share: float = Field(gt=0, lt=1)
+    as_words: list[Annotated[str, Field(max_length=200)]] = Field(max_length=10_000)  # columns that are words elsewhere
+
+
+class SchemaReply(_Fields):
+    """The answer to a SchemaRequest."""
+
+    kind: Literal["schema"] = "schema"
+    columns: list[ColumnSummary] = Field(max_length=10_000)
+    targets: list[Annotated[str, Field(max_length=200)]] = Field(max_length=1000)
+    task: TaskKind
+    classes: list[Annotated[str, Field(max_length=200)]] = Field(max_length=10_000)
+    target: ColumnSummary
+
+
+class SchemaOffer(_Fields):
+    """The server offers a schema, which a client may refuse."""
+
+    kind: Literal["offer"] = "offer"
+    text: str = Field(max_length=20_000_000)
+
+
+class OfferReply(_Fields):
+    """The client reads its rows by the schema with this SHA-256 from now on."""
+
+    kind: Literal["offer"] = "offer"
+    schema_hash: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
 class RoundRequest(_Fields):
@@ -84,7 +167,6 @@ class RoundRequest(_Fields):
     client: int = Count  # its number in the experiment
     round: int = Count  # counted from 0: so many rounds are complete
     version: int = Count  # the round after which its state was last accepted; 0 is the initial state
-    keep: int = Count  # earlier versions than this will not be needed again
     missed: list[int]  # rounds, counted from 1, that were completed without it
     train: bool
     score: bool
@@ -96,8 +178,9 @@ class Scores(_Fields):
     """Sums over a client's test rows."""
 
     hits: float = Number
-    loss: float = Number
+    loss: float | None = Number  # None if the client does not tell it
     n: int = Count
+    value: float | None = Field(default=None, allow_inf_nan=False)  # of another metric than accuracy, where it says so
 
 
 State = Literal["kept", "new", "lost"]  # the client read its state, needed none, or lost it and used the initial one
@@ -142,6 +225,7 @@ class ErrorReply(_Fields):
 
     kind: Literal["error"] = "error"
     error: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,60}$")  # the type of the error
+    code: str = Field(default="", pattern=r"^[a-z]{0,20}$")  # which rule of the client the request is outside of
 
 
 # Messages
@@ -166,8 +250,9 @@ def pack(fields: _Fields, parts: dict[str, Tree]) -> bytes:
 
 def unpack(data: bytes, most: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The fields of a message, not yet validated, and its tensors by name."""
-    if len(data) > most:
-        raise Refused(f"it has {in_bytes(len(data))}, but at most {in_bytes(most)} were expected")
+    if len(data) > most or data == TOO_LARGE:
+        size = "too many bytes to be read" if data == TOO_LARGE else in_bytes(len(data))
+        raise Refused(f"it has {size}, but at most {in_bytes(most)} were expected")
     try:
         length = int.from_bytes(data[:8], "little")
         header = json.loads(data[8 : 8 + length])["__metadata__"]

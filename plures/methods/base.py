@@ -27,6 +27,7 @@ from plures.learn.fit import Fitted, fit
 from plures.learn.solver import Solver
 from plures.learn.task import Task
 from plures.methods.messages import Each, Same
+from plures.methods.search import Search, among
 from plures.tree import Params, Tree
 
 Metrics = dict[str, Tensor]
@@ -105,9 +106,17 @@ def setting(
     least: float = -math.inf,
     most: float = math.inf,
     choices: tuple[str, ...] = (),
+    search: Search | None = None,
 ) -> Any:
-    """A field of a method: its default, what it means, and what it may be."""
-    metadata = {"help": help, "least": least, "most": most, "choices": choices}
+    """A field of a method: its default, what it means, what it may be, and where `plures tune` looks for a better one.
+
+    Words and booleans need no `search`: all their values are tried if a user names the setting.
+    """
+    if search is None and isinstance(default, bool):
+        search = among(True, False).if_named()
+    elif search is None and choices:
+        search = among(*choices).if_named()
+    metadata = {"help": help, "least": least, "most": most, "choices": choices, "search": search}
     return dataclasses.field(default=default, metadata=metadata)
 
 

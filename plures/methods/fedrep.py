@@ -16,6 +16,7 @@ from typing import ClassVar, NamedTuple
 from plures import tree
 from plures.learn.fit import fit
 from plures.methods.base import NO_TERMS, Averaged, fit_head, setting, with_penalties
+from plures.methods.search import linear
 from plures.tree import Params
 
 
@@ -27,8 +28,10 @@ class FedRepClient(NamedTuple):
 class FedRep(Averaged):
     """Trains the private head first, then the shared body for the epochs or steps of the solver."""
 
-    head_epochs: int = setting(10, "epochs of training the head before the body", least=0)
-    pm_epochs: int = setting(0, "epochs that the head is trained again for the personal model", least=0)
+    head_epochs: int = setting(10, "epochs of training the head before the body", least=0, search=linear(1, 20))
+    pm_epochs: int = setting(
+        0, "epochs that the head is trained again for the personal model", least=0, search=linear(0, 10).if_named()
+    )
 
     trains: ClassVar[tuple[str, ...]] = ("head",)
 

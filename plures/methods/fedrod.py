@@ -32,6 +32,7 @@ from plures.methods.base import NO_TERMS, Averaged, setting, with_penalties
 from plures.methods.ingredients import meta_balance
 from plures.methods.ingredients.balance import LOSSES
 from plures.methods.ingredients.dense import draw_weights
+from plures.methods.search import among, linear, log
 from plures.tree import Params, Tree
 
 HYPER = "hypernetwork/"  # prefix of the names of its tensors, which are sent along with the model
@@ -65,15 +66,22 @@ class FedRoD(Averaged):
         choices=("linear", "hyper"),
     )
     loss: str = setting("bsm", "balanced loss for the shared model", choices=(*LOSSES, "meta-bsm"))
-    gamma: float = setting(1.0, "strength of the balancing; 1 for bsm, to be tuned for ldam and cdt", least=0)
-    width: int = setting(16, "hidden units of the hypernetwork; the paper has 32 on CIFAR-10", least=1)
-    meta_lr: float = setting(0.01, "meta-bsm: learning rate on the public set", least=0)
+    gamma: float = setting(
+        1.0, "strength of the balancing; 1 for bsm, to be tuned for ldam and cdt", least=0, search=linear(0, 2)
+    )
+    width: int = setting(
+        16, "hidden units of the hypernetwork; the paper has 32 on CIFAR-10", least=1, search=log(8, 64).if_named()
+    )
+    meta_lr: float = setting(
+        0.01, "meta-bsm: learning rate on the public set", least=0, search=log(0.001, 0.1).if_named()
+    )
     learn_gamma: bool = setting(True, "meta-bsm: whether it learns the strength too, or only the weights of rows")
     pm_base: str = setting(
         "server",
         "body and generic head of the personal model: the server's, with the personal head that the client trained "
         "last; all as the client trained them (local); or all the server's, with a generated head (generated)",
         choices=("server", "local", "generated"),
+        search=among("server", "local").if_named(),
     )
 
     refuses = {

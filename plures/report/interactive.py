@@ -13,6 +13,7 @@ from plures.report.plotly_kit import SCALE, bar_above, base_figure, shorten, sho
 from plures.report.records import Group, metric_of_groups
 from plures.report.splits import SplitTable
 from plures.runs.results import harm_in_words
+from plures.studies.ranks import FEW, Ranks, place_methods
 
 
 def _capital(word: str) -> str:
@@ -302,6 +303,57 @@ def draw_split(tables: dict[str, SplitTable]) -> Figure | None:
         f"{first.n_clients} clients have between {min(own)} and {max(own)} of {first.counts.shape[1]} classes.",
         [Choice("split", "list", [(label, label) for label in tables])] if len(tables) > 1 else [],
         views if len(tables) > 1 else next(iter(views.values())),
+    )
+
+
+def draw_ranks(found: Ranks) -> Figure:
+    """The critical-difference diagram: mean ranks on an axis, bars over methods that do not differ."""
+    k, placed, bars = len(found.methods), place_methods(found), found.alike()
+    rows = max(one.row for one in placed) + 1
+    gap, step = 0.45, 1.0  # between bars, and between names
+    below = gap * (len(bars) + 1)
+    height = 130 + 30 * (rows + round(below))
+    figure = base_figure(height, hovermode=False)
+
+    def line(x: list[float], y: list[float], width: float = 1.3) -> None:
+        figure.add_scatter(x=x, y=y, mode="lines", line={"color": INK, "width": width}, hoverinfo="skip")
+
+    def words(x: float, y: float, text: str, where: str, size: int = 13) -> None:
+        font = {"color": INK, "size": size}
+        figure.add_annotation(x=x, y=y, text=text, showarrow=False, xanchor=where, yanchor="middle", font=font)
+
+    line([1, k], [0, 0])
+    for rank in range(1, k + 1):
+        line([rank, rank], [0, 0.22])
+        words(rank, 0.55, str(rank), "center")
+    length = min(found.critical, k - 1)
+    line([1, 1 + length], [1.25, 1.25])
+    for end in (1, 1 + length):
+        line([end, end], [1.13, 1.37])
+    beyond = " (longer than the axis)" if found.critical > k - 1 else ""
+    words(1 + length / 2, 1.65, f"critical difference {found.critical:.2f}{beyond}", "center")
+    for level, (first, last) in enumerate(bars):
+        y = -gap * (level + 0.8)
+        line([found.mean[first] - 0.03, found.mean[last] + 0.03], [y, y], width=5)
+    side = 0.03 * (k - 1)
+    for one in placed:
+        y, end = -below - step * (one.row + 0.4), 1 - side if one.is_left else k + side
+        line([one.rank, one.rank, end], [0, y, y])
+        words(end, y, f" {one.short} ", "right" if one.is_left else "left")
+    room = 14 + 7 * max(len(one.short) for one in placed)  # pixels for the names, however wide the page is
+    figure.update_layout(margin={"l": room, "r": room})
+    figure.update_xaxes(visible=False, range=[1 - side, k + side], fixedrange=True)
+    figure.update_yaxes(visible=False, range=[-below - step * rows, 2.0], fixedrange=True)
+    p = "" if found.p is None else f" Friedman's test says p = {found.p:.2g}."
+    few = f" {len(found.blocks)} data sets are few for these tests." if len(found.blocks) < FEW else ""
+    return make_figure(
+        "critical-difference",
+        "Mean ranks",
+        f"Each method stands at its mean rank over {', '.join(found.blocks)}; 1 is the best. A thick bar joins methods "
+        f"whose ranks are closer than the critical difference (Nemenyi, 5 %).{p}{few}",
+        "Mean ranks: " + ", ".join(f"{one.method} {one.rank:.2f}" for one in placed) + ".",
+        [],
+        figure,
     )
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +12,7 @@ from plures.report.records import Group, RunRecord, find_twins
 from plures.runs import results
 from plures.runs.results import are_harmed
 from plures.studies import stats
+from plures.studies.ranks import Ranks, make_ranks
 
 MOST_POINTS = 400  # of a curve; more cannot be told apart
 MOST_CLIENTS = 200  # of a figure that has a row or a place for each
@@ -174,6 +176,23 @@ def rank_clients(groups: list[Group]) -> list[Ranking]:
 
 
 # Rounds
+
+
+def rank_methods(groups: list[Group]) -> Ranks | None:
+    """Methods over the data sets, or splits, that all of them were run on; None where there is only one."""
+    table: dict[str, dict[str, list[float]]] = {}
+    measured: dict[str, Metric] = {}
+    for run in [run for group in groups for run in group.runs]:
+        if run.summary["personal"]:
+            name, partition = Path(str(run.summary["data"])).stem, str(run.summary["partition"])
+            per_method = table.setdefault(f"{name}, {partition}", {})
+            measured[f"{name}, {partition}"] = results.metric_of(run.summary)
+            per_method.setdefault(run.method, []).append(run.summary["personal"]["mean"])
+    names = {block.partition(", ")[0] for block in table}
+    short = {block: block.partition(", ")[0] if len(names) == len(table) else block for block in table}
+    means = {short[block]: {m: float(np.mean(values)) for m, values in one.items()} for block, one in table.items()}
+    metrics = {short[block]: metric for block, metric in measured.items()}
+    return make_ranks(means, metrics)
 
 
 class Curve(NamedTuple):

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jinja2
 
 from plures._version import __version__
+from plures.errors import UsageError
 from plures.files import write_text
 from plures.report import interactive, looks, numbers
 from plures.report.figure import Figure, make_figure
@@ -30,29 +31,57 @@ class Section(NamedTuple):
     figures: list[Figure]
 
 
+class Page(NamedTuple):
+    """What a page shows."""
+
+    title: str
+    what: list[str]  # sentences about what was run
+    short: list[tuple[str, str, str]]  # numbers at its top: the number, what it is, whose
+    notes: list[str]
+    labels: list[str]  # of the rows of its tables, which are those of the legend
+    sections: list[Section]
+    made_from: list[str]  # folders
+
+
 def write_page(material: Material, to: Path) -> Path:
+    """The page about some runs."""
     script = read_script()
-    notes = [*material.notes, *([] if script else [WITHOUT_PLOTS])]
+    notes = list(material.notes)
     sections = _make_sections(material, notes) if script else _make_tables(material.groups)
-    figures = [figure for section in sections for figure in section.figures]
+    page = Page(
+        make_title(material.groups),
+        tell_what_was_run(material.groups),
+        tell_in_short(material.groups),
+        notes,
+        [group.label for group in material.groups],
+        sections,
+        ["/".join(run.folder.resolve().parts[-2:]) for run in material.runs],
+    )
+    return put_together(page, to)
+
+
+def put_together(page: Page, to: Path) -> Path:
+    """Write a page; without plotly it has no figures, and says so."""
+    script = read_script()
+    figures = [figure for section in page.sections for figure in section.figures]
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    page = environment.from_string(_read_template("report.html")).render(
-        title=make_title(material.groups),
-        what=tell_what_was_run(material.groups),
-        short=tell_in_short(material.groups),
-        notes=notes,
-        groups=[(group, looks.swatch(group.look)) for group in material.groups],
-        labels=[group.label for group in material.groups],
-        sections=sections,
+    text = environment.from_string(_read_template("report.html")).render(
+        title=page.title,
+        what=page.what,
+        short=page.short,
+        notes=[*page.notes, *([] if script else [WITHOUT_PLOTS])],
+        groups=[(label, looks.swatch(look)) for look, label in enumerate(page.labels)],
+        labels=page.labels,
+        sections=page.sections,
         css=_read_template("report.css"),
         glue=_read_template("report.js") if script else "",
         plotly=script,
         views=_to_json({figure.id: figure.views for figure in figures}),
         dark=_to_json(looks.for_dark()),
         version=__version__,
-        folders=["/".join(run.folder.resolve().parts[-2:]) for run in material.runs],
+        folders=page.made_from,
     )
-    write_text(to, page)
+    write_text(to, text)
     return to
 
 
@@ -173,6 +202,7 @@ def _make_sections(material: Material, notes: list[str]) -> list[Section]:
     ]
     found = [
         results,
+        _frame("ranks", "Over data sets", _draw_ranks(groups, notes)),
         _frame("time", "Over the rounds", [interactive.draw_rounds(groups)]),
         _frame("clients", "Client by client", clients),
         _frame("data", "The data", [interactive.draw_split(material.splits)]),
@@ -195,6 +225,16 @@ def _make_tables(groups: list[Group]) -> list[Section]:
         Section("results", "Results", [results], tabulate_results(groups), []),
         Section("cost", "What it cost", [costs], tabulate_costs(groups), []),
     ]
+
+
+def _draw_ranks(groups: list[Group], notes: list[str]) -> list[Figure | None]:
+    """The critical-difference diagram, where methods were run on several data sets."""
+    try:
+        found = numbers.rank_methods(groups)
+    except UsageError as error:  # scipy is not installed
+        notes.append(f"Ranks are not shown: {error}")
+        return []
+    return [] if found is None else [interactive.draw_ranks(found)]
 
 
 EPOCHS = {

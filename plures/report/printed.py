@@ -19,6 +19,7 @@ from plures.report.numbers import Against, Curve, Ranking
 from plures.report.records import Group
 from plures.report.splits import SplitTable
 from plures.runs.folders import folder_name
+from plures.studies.ranks import Ranks, place_methods
 
 KINDS = ("svg", "pdf", "png")
 Drawn = tuple[str, Any]  # a name for the file, and the figure
@@ -63,6 +64,8 @@ def _draw_figures(groups: list[Group], splits: dict[str, SplitTable]) -> Iterato
         yield "against-local", draw_harmed(against)
     if rankings := numbers.rank_clients(groups):
         yield "clients", draw_ranking(rankings)
+    if over := numbers.rank_methods(groups):
+        yield "critical-difference", draw_ranks(over)
     for k, table in enumerate(splits.values()):
         yield f"split{'' if len(splits) == 1 else f'-{k}'}", draw_split(table)
     for key in ("new_clients", "personal_epochs"):
@@ -181,4 +184,29 @@ def draw_zeta(found: list[Curve]) -> Any:
     axes.set(xlabel="zeta", ylabel="accuracy of personal models, %", xlim=(-0.03, 1.03))
     axes.grid(alpha=0.25)
     add_legend(figure, axes)
+    return figure
+
+
+def draw_ranks(found: Ranks) -> Any:
+    """The critical-difference diagram."""
+    k, placed, bars = len(found.methods), place_methods(found), found.alike()
+    below, rows = 0.4 * (len(bars) + 1), max(one.row for one in placed) + 1
+    figure, axes = new_figure(6.4, 1.0 + 0.25 * (rows + below))
+    axes.plot([1, k], [0, 0], color=INK, lw=1)
+    for rank in range(1, k + 1):
+        axes.plot([rank, rank], [0, 0.2], color=INK, lw=1)
+        axes.text(rank, 0.35, str(rank), ha="center", va="bottom", fontsize=8)
+    length = min(found.critical, k - 1)
+    axes.plot([1, 1 + length], [1.5, 1.5], color=INK, lw=1, marker="|", markersize=6)
+    axes.text(1 + length / 2, 1.7, f"CD = {found.critical:.2f}", ha="center", va="bottom", fontsize=8)
+    for level, (first, last) in enumerate(bars):
+        y = -0.4 * (level + 0.8)
+        axes.plot([found.mean[first] - 0.03, found.mean[last] + 0.03], [y, y], color=INK, lw=3, solid_capstyle="butt")
+    for one in placed:
+        y, end = -below - one.row - 0.4, 1 - 0.03 * (k - 1) if one.is_left else k + 0.03 * (k - 1)
+        axes.plot([one.rank, one.rank, end], [0, y, y], color=INK, lw=0.8)
+        side = "right" if one.is_left else "left"
+        axes.text(end, y, f" {one.short} ", ha=side, va="center", fontsize=8)
+    axes.set_ylim(-below - rows, 2.4)
+    axes.axis("off")
     return figure

@@ -96,7 +96,7 @@ def find_run_folders(given: list[Path]) -> list[Path]:
     """The folders themselves, and of a folder that holds run folders, as a comparison leaves, all of these."""
     out: list[Path] = []
     for folder in given:
-        inside = [path.parent for depth in ("*", "*/*") for path in folder.glob(f"{depth}/config.toml")]
+        inside = [path.parent for depth in ("*", "*/*", "*/*/*") for path in folder.glob(f"{depth}/config.toml")]
         inside.sort(key=_place)
         found = [folder] if (folder / "config.toml").exists() or not inside else inside
         out += [path for path in found if path.resolve() not in {known.resolve() for known in out}]

@@ -41,7 +41,7 @@ class Asked(NamedTuple):
         stats = [summarise_seeds(group, self.of) for group in groups]
         metric, form, wanted = metric_of_groups(groups), self.form, self.wanted
         if form is in_metric:
-            form = _in_percent if metric.is_share else _in_digits
+            form = in_percent if metric.is_share else _in_digits
             wanted = wanted if metric.is_higher_better or wanted is None else min
         words = self.words.format(metric=metric.word, unit=", %" if metric.is_share else "")
         return make_column(self.head, words, stats, form, wanted)
@@ -63,7 +63,8 @@ def make_column(head: str, words: str, stats: list[Stat | None], form: Form, wan
     return Column(head, words, cells)
 
 
-def _in_percent(value: float) -> str:
+def in_percent(value: float) -> str:
+    """A share in per cent."""
     return f"{100 * value:.2f}"
 
 
@@ -81,7 +82,8 @@ def _in_few(value: float) -> str:
     return f"{value:.0f}" if value == int(value) else f"{value:.1f}"
 
 
-def _in_thousands(value: float) -> str:
+def in_thousands(value: float) -> str:
+    """A large number with a unit."""
     for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= size:
             return f"{value / size:.1f} {unit}"
@@ -112,18 +114,18 @@ QUALITY = (
           lambda s: s["personal"]["never_trained"] or None, _in_few),
 )
 REWEIGHTED = Asked("reweighted", "own models on everybody's test rows, classes weighted as in the client's own, %",
-                   lambda s: s["personal"]["reweighted"], _in_percent, max)
+                   lambda s: s["personal"]["reweighted"], in_percent, max)
 COSTS = (
     Asked("down", "bytes to clients", lambda s: s["bytes"]["down"], in_bytes, min),
     Asked("up", "bytes from clients", lambda s: s["bytes"]["up"], in_bytes, min),
-    Asked("FLOPs", "of clients' training", lambda s: s["flops"], _in_thousands, min),
+    Asked("FLOPs", "of clients' training", lambda s: s["flops"], in_thousands, min),
     Asked("own models", "FLOPs of making all personal models once, beside training",
-          lambda s: s["personal_flops"] or None, _in_thousands, min),
+          lambda s: s["personal_flops"] or None, in_thousands, min),
     Asked("training", "seconds", lambda s: s["seconds"]["train"], _in_seconds, min),
     Asked("evaluation", "seconds", lambda s: s["seconds"]["evaluate"], _in_seconds),
     Asked("in all", "seconds", lambda s: s["seconds"]["total"], _in_seconds),
     Asked("memory", "most that the process held", lambda s: s["peak_rss_mb"], _in_megabytes),
-    Asked("refused", "updates with numbers that are not finite", lambda s: s["refused_updates"], _in_few),
+    Asked("refused", "updates that are not finite, or far too large", lambda s: s["refused_updates"], _in_few),
     Asked("target after", "rounds until personal models reached the target, where they did",
           lambda s: s["to_goal"]["cost"]["round"], _in_few, min),
     Asked("target for", "bytes until then", lambda s: s["to_goal"]["cost"]["bytes"], in_bytes, min),

@@ -82,6 +82,8 @@ def own_rows(data: Dataset, seed: int, test_share: float) -> tuple[np.ndarray, n
     rows = np.arange(len(data.y))
     if data.n_train < len(rows):
         return rows[: data.n_train], rows[data.n_train :]
+    if data.time is not None:
+        return partition.latest_for_testing(rows, data.time, test_share)
     y = data.y if data.target.is_classes else np.zeros(len(rows), np.int64)
     return partition.split_train_test(rows, y, test_share, seeds.generator(seed, "test rows of a new client"))
 

@@ -10,9 +10,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from plures.errors import UsageError, unknown
 from plures.files import to_toml
 from plures.learn.solver import Solver
+from plures.methods.search import Search, among, around, linear
 from plures.runs import older
 
 Value = bool | int | float | str
+
+
+def _search(range: Search) -> dict[str, Any]:
+    """Where `plures tune` looks for better values of an option, if it is searched."""
+    return {"search": range}
 
 
 class Config(BaseModel):
@@ -70,23 +76,49 @@ class Config(BaseModel):
     clients: int | None = Field(None, ge=1, description="number of clients; if left out 20, or all of the data's own")
     participation: float = Field(1.0, gt=0, le=1, description="share of clients that take part in a round")
     rounds: int = Field(20, ge=0, le=10**8, description="number of rounds")
-    epochs: int = Field(1, ge=0, le=10**5, description="passes over a client's rows per round")
-    steps: int | None = Field(None, ge=1, le=10**6, description="batches per client and round, instead of epochs")
-    batch: int = Field(10, ge=1, le=10**9, description="rows in a batch")
-    lr: float = Field(0.05, ge=0, le=1e30, description="learning rate of clients")
-    lr_decay: float = Field(1.0, gt=0, le=1, description="factor by which the learning rate shrinks in every round")
+    epochs: int = Field(
+        1, ge=0, le=10**5, description="passes over a client's rows per round", json_schema_extra=_search(around(3))
+    )
+    steps: int | None = Field(
+        None,
+        ge=1,
+        le=10**6,
+        description="batches per client and round, instead of epochs",
+        json_schema_extra=_search(around(3)),
+    )
+    batch: int = Field(10, ge=1, le=10**9, description="rows in a batch", json_schema_extra=_search(around(4)))
+    lr: float = Field(
+        0.05, ge=0, le=1e30, description="learning rate of clients", json_schema_extra=_search(around(10))
+    )
+    lr_decay: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="factor by which the learning rate shrinks in every round",
+        json_schema_extra=_search(linear(0.9, 1)),
+    )
     lr_decay_every: int = Field(1, ge=1, description="rounds between two such steps, with --schedule step")
     schedule: Literal["constant", "exponential", "step", "cosine"] = Field(
         "exponential",
         description="how the learning rate falls: by lr_decay in every round (exponential), by lr_decay in every "
         "lr_decay_every rounds (step), to zero at the last round (cosine), or not at all (constant)",
     )
-    momentum: float = Field(0.0, ge=0, lt=1, description="momentum of clients' SGD")
+    momentum: float = Field(
+        0.0, ge=0, lt=1, description="momentum of clients' SGD", json_schema_extra=_search(linear(0, 0.95))
+    )
     nesterov: bool = Field(False, description="Nesterov's form of momentum")
     weight_decay: float = Field(
-        0.0, ge=0, description="weight decay of clients' training: an L2 penalty, or decoupled with adamw"
+        0.0,
+        ge=0,
+        description="weight decay of clients' training: an L2 penalty, or decoupled with adamw",
+        json_schema_extra=_search(among(0.0, 1e-4, 5e-4, 1e-3, 5e-3)),
     )
-    clip: float = Field(0.0, ge=0, description="clients' gradients are scaled down to this norm; 0 leaves them alone")
+    clip: float = Field(
+        0.0,
+        ge=0,
+        description="clients' gradients are scaled down to this norm; 0 leaves them alone",
+        json_schema_extra=_search(among(0.0, 1.0, 5.0, 10.0)),
+    )
     optimizer: Literal["sgd", "adam", "adamw"] = Field("sgd", description="optimizer of clients")
     last_batch: Literal["even", "drop", "keep"] = Field(
         "even",
@@ -240,6 +272,12 @@ class Config(BaseModel):
 HOW_IT_IS_RUN = ("workers", "address", "checkpoint_every", "memory_limit_mb", "data_dir", "split", "data_schema")
 # Options that change what is scored, and when, but nothing of the state.
 SCORING = ("eval_every", "unchosen", "pool_rows", "pool_every", "personal_epochs", "metric", "metrics", "goal")
+
+
+def search_of(option: str) -> Search | None:
+    """The range in which an option is searched; None for those that are not."""
+    extra = Config.model_fields[option].json_schema_extra
+    return extra["search"] if isinstance(extra, dict) else None  # type: ignore[return-value]
 
 
 def make_config(values: dict[str, Any]) -> Config:

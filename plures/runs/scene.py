@@ -56,10 +56,11 @@ class Scene(NamedTuple):
 
 
 class Objects(NamedTuple):
-    """Data and a model that were given as objects, and not by name."""
+    """Data, a model and a split that were given as objects, and not by name."""
 
     data: Dataset | None = None
     model: Callable[..., nn.Module] | None = None  # makes it from shape, n_classes, n_tokens, as far as it takes them
+    split: partition.Split | None = None
 
 
 def load_data(config: Config) -> Dataset:
@@ -116,7 +117,7 @@ def make_scene(config: Config, split_file: Path | None = None, objects: Objects 
     if config.model is None:
         config = config.model_copy(update={"model": default_model(data.y.ndim, data.n_tokens)})
     config = _with_partition(config, data)
-    split = _split(config, data, split_file)
+    split = _split(config, data, split_file) if objects.split is None else objects.split
     if data.encode is not None:
         data = data.encode(np.concatenate(split.train))
     x, y = _as_float(torch.from_numpy(data.x), config), torch.from_numpy(partition.relabel(data.y, split))

@@ -130,7 +130,7 @@ class Simulation:
 
     def results(self, evaluation: Evaluation) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         scene, config = self.state.scene, self.state.scene.config
-        more: dict[str, Any] = {}
+        more: dict[str, Any] = {"refusals": self.state.named_refusals} if self.state.refusals else {}
         if config.personal_epochs:
             more["personal_epochs"] = self.score_as_new().to_json()
         new = self.score_new_clients()

@@ -4,6 +4,7 @@ Nothing that happens between rounds is needed to resume but this state, and all 
 run that stopped and was resumed ends as if it had not stopped.
 """
 
+import math
 import resource
 import sys
 import time
@@ -24,7 +25,7 @@ from plures.runs.callbacks import Say
 from plures.runs.results import Round
 from plures.runs.scene import Scene
 from plures.runs.signals import undisturbed
-from plures.simulate import memory
+from plures.simulate import bounds, memory
 from plures.simulate.client_store import ClientStore
 from plures.simulate.drift import measure_drift
 from plures.simulate.evaluate import Evaluation
@@ -40,6 +41,9 @@ CHANGED = {
 }
 
 
+MOST_REFUSALS = 1000  # that are named; all are counted
+
+
 class Answers(NamedTuple):
     """What came back from the clients of a round."""
 
@@ -52,12 +56,28 @@ class Answers(NamedTuple):
     scores: Evaluation | None = None  # of the state that the clients were sent
 
 
+class UpdateLimits(NamedTuple):
+    """How far one client may move the others."""
+
+    times_median: float = bounds.TIMES_MEDIAN  # largest update, in medians of the round
+    most_share: float = 1.0  # largest share of the weight in a mean
+
+
 class RunState:
     """The state of a run."""
 
-    def __init__(self, scene: Scene, folder: Path | None, say: Say, kept: Tree = None) -> None:
+    def __init__(
+        self,
+        scene: Scene,
+        folder: Path | None,
+        say: Say,
+        kept: Tree = None,
+        limits: UpdateLimits | None = None,
+    ) -> None:
         """`kept` is what is kept here of a client before it has taken part; if left out, its state."""
         self.scene, self.folder, self.say = scene, folder, say
+        # Where attacks are studied, nothing stands in their way.
+        self.limits = limits or UpdateLimits(times_median=math.inf if scene.attackers else bounds.TIMES_MEDIAN)
         config, task, method, population = scene.config, scene.task, scene.method, scene.population
         self.eligible = population.eligible()
         honest = [i for i in self.eligible if i not in scene.attackers]
@@ -66,6 +86,7 @@ class RunState:
         self.round = 0
         self.rows: list[Round] = []
         self.refused = 0
+        self.refusals: list[dict[str, Any]] = []  # whose update was refused in which round, and why
         self.usage = Usage()  # before this process
         self.earlier, self.began = 0.0, time.perf_counter()  # seconds of the run before this process; when it began
         self.n_cohort = len(self.cohort())
@@ -97,15 +118,21 @@ class RunState:
         method, task = self.scene.method, self.scene.task
         asked, message, ids, trained = answers[:4]
         clients, uploads = trained.clients, trained.uploads
-        is_finite = tree.all_finite(uploads, len(ids)) & tree.all_finite(clients, len(ids))
-        if not is_finite.any():
+        came = message if ids == asked else some_of(message, [asked.index(i) for i in ids])
+        with torch.no_grad():
+            whys = bounds.reasons_to_refuse(came, clients, uploads, len(ids), self.limits.times_median)
+        is_fine = torch.tensor([not why for why in whys])
+        if not is_fine.any():
             raise RunFailed(f"round {self.round + 1}: every client's update has numbers that are not finite; lower lr")
-        kept = torch.tensor(ids)[is_finite]
-        if not is_finite.all():
-            clients, uploads = tree.rows(clients, is_finite), tree.rows(uploads, is_finite)
+        kept = torch.tensor(ids)[is_fine]
+        losses = trained.metrics["loss"]
+        if not is_fine.all():
+            clients, uploads, losses = (tree.rows(x, is_fine) for x in (clients, uploads, losses))
+        refusals = [self._refusal(i, why) for i, why in zip(ids, whys, strict=True) if why]
+        weights = bounds.cap_weights(self.sizes[kept], self.limits.most_share)
         with torch.no_grad():
             with KernelCount() as merging:
-                server = tree.apart(method.merge(task, self.server, kept, uploads, self.sizes[kept]), uploads)
+                server = tree.apart(method.merge(task, self.server, kept, uploads, weights), uploads)
             if not bool(tree.all_finite(tree.map(lambda x: x[None], server), 1)):
                 raise RunFailed(f"round {self.round + 1}: the server's state is no longer finite; lower lr")
             sent = message
@@ -116,7 +143,7 @@ class RunState:
         row = Round(
             round=self.round + 1,
             clients=len(asked),
-            loss=float(trained.metrics["loss"].mean()),
+            loss=float(losses.mean()),
             bytes_down=down,
             bytes_up=up,
             refused=answers.refused + len(ids) - len(kept),
@@ -125,13 +152,20 @@ class RunState:
             flops=trained.flops + merging.flops,
             train_seconds=time.perf_counter() - answers.began,
         )
+        for one in refusals:
+            self.say(f"round {self.round + 1}: the update of {one['client']} is refused: {one['why']}")
         with undisturbed():
             self.server = server
             self.store.put(kept, clients)
+            self.refusals += refusals
             self.refused += row.refused
             self.round += 1
             self.rows.append(row)
         return row
+
+    def _refusal(self, client: int, why: str) -> dict[str, Any]:
+        name = self.scene.names[client] if self.scene.names else client
+        return {"round": self.round + 1, "client": name, "why": why}
 
     def _traffic(self, message: Message, upload: Tree, n: int) -> tuple[int, int]:
         """Bytes down and up of n clients."""
@@ -196,6 +230,11 @@ class RunState:
         down, up = method.traffic(task, one_of(message, 0), self.shapes.upload)
         return {"down_each": results.bytes_by_group(task, down), "up_each": results.bytes_by_group(task, up)}
 
+    @property
+    def named_refusals(self) -> list[dict[str, Any]]:
+        """Whose update was refused in which round, and why; not more than can be read."""
+        return self.refusals[:MOST_REFUSALS]
+
     def digest(self) -> str:
         """SHA-256 of the state."""
         return checkpoint.digest(self.server, self.store)
@@ -217,6 +256,7 @@ class RunState:
             "data": self.fingerprints if self.folder else {},  # where nothing is written, rows need not be read
             "seconds": self.seconds,
             "refused": self.refused,
+            "refusals": self.named_refusals,
             "engine": self.usage.plus(usage),
             "rows": [row.to_json() for row in self.rows],
         }
@@ -250,6 +290,7 @@ class RunState:
         self.server = checkpoint.restore(self.server, found.server)
         checkpoint.restore_rows(self.store, found)
         self.round, self.refused = found.manifest["round"], found.manifest["refused"]
+        self.refusals = found.manifest.get("refusals", [])
         self.usage = Usage(*found.manifest.get("engine", ()))
         self.earlier, self.began = found.manifest.get("seconds", 0.0), time.perf_counter()
         self.rows = [Round.from_json(row) for row in found.manifest["rows"]]

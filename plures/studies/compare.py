@@ -42,6 +42,27 @@ class Comparison(NamedTuple):
     objects: Objects = Objects()  # data and model that were given as objects
 
 
+def data_sets(config: Config) -> list[str]:
+    """The data sets of a comparison: names with commas between; a path may have a comma."""
+    names = [name.strip() for name in config.data.split(",")]
+    if len(names) == 1 or Path(config.data).exists():
+        return [config.data]
+    if "" in names or len(set(names)) < len(names):
+        raise UsageError(f"--data takes names of data sets with commas between, each once, got {config.data!r}")
+    return names
+
+
+def on_each(wanted: Comparison) -> dict[str, Comparison]:
+    """The comparison on each of its data sets, by names that fit in tables and folders."""
+    out: dict[str, Comparison] = {}
+    for data in data_sets(wanted.config):
+        name = Path(data).stem
+        if name in out:
+            raise UsageError(f"two data sets are called {name}; rename one of the files")
+        out[name] = wanted._replace(config=wanted.config.model_copy(update={"data": data}))
+    return out
+
+
 class Runs(dict[tuple[str, int], Result]):
     """(method, seed) -> its run, in the order of the methods as asked for, for one seed after another."""
 

@@ -143,18 +143,19 @@ def latex(found: list[Line]) -> str:
     head = " & ".join(["method", *[name.replace("%", r"\%") for name in names], "harmed", "MB"])
     out = [r"\begin{tabular}{l" + "r" * (len(names) + 2) + "}", r"\hline", head + r" \\", r"\hline"]
     for line in found:
-        cells = [_tex(line.method)]
+        cells = [tex(line.method)]
         for name in names:
             text = text_of(line.spreads[name], line.metric, r" $\pm$ ")
             cells.append(rf"\textbf{{{text}}}" if line.spreads[name].mean == best[name] else text)
         cells.append(f"{np.mean(line.harmed):.1f}" if line.harmed else "--")
         cells.append(f"{line.n_bytes / 1e6:.1f}")
         out.append(" & ".join(cells) + r" \\")
-    notes = [f"% {_tex(note)}" for note in footnotes(found)]
+    notes = [f"% {tex(note)}" for note in footnotes(found)]
     return "\n".join([*out, r"\hline", r"\end{tabular}", *notes]) + "\n"
 
 
-def _tex(text: str) -> str:
+def tex(text: str) -> str:
+    """Text as LaTeX takes it."""
     for character in "&%$#_{}":
         text = text.replace(character, "\\" + character)
     return text

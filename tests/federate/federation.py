@@ -9,7 +9,8 @@ import torch
 from plures.data import sources
 from plures.federate import server
 from plures.federate.client import Client
-from plures.federate.server import FederatedClients, RoundLimits
+from plures.federate.policy import Policy
+from plures.federate.server import Caps, FederatedClients, RoundLimits
 from plures.runs import checkpoint
 from plures.runs.callbacks import Callback
 from plures.runs.config import make_config
@@ -19,7 +20,22 @@ from plures.runs.simulation import start
 
 SIZES = {"hospital-a": 24, "hospital-b": 33, "hospital-c": 15, "hospital-d": 41}
 PATIENT = RoundLimits()
+BELIEVED = Caps()
 OPTIONS = {"rounds": 3, "lr": 0.1, "batch": 5, "seed": 3}
+# Clients with few rows that tell all that a simulation knows, so that both can be compared.
+OPEN = Policy(
+    limits={},
+    least_batch=1,
+    least_rows=1,
+    least_steps=1,
+    least_test_rows=1,
+    score_step=1,
+    score_floor=False,
+    test_loss=True,
+    loss_step=0.0,
+    starts_per_hour=10**6,
+    requests_per_minute=10**6,
+)
 
 
 def write_data(folder: Path, sizes: dict[str, int] = SIZES) -> Path:
@@ -57,22 +73,26 @@ class Here:
             self.answers[str(len(self.sent))] = answer
         return str(len(self.sent))
 
-    def pull(self, numbers: list[str]) -> list[tuple[str, bytes | None]]:
+    def pull(self, numbers: list[str], most: int) -> list[tuple[str, bytes | None]]:
         return [(number, self.answers.pop(number)) for number in numbers if number in self.answers]
 
 
-def nodes_of(data: Path, folder: Path) -> dict[str, Client]:
-    return {path.stem: Client(path.stem, path, folder / path.stem, quiet) for path in sorted(data.glob("*.npz"))}
+def client_of(path: Path, folder: Path, policy: Policy = OPEN, say=quiet) -> Client:
+    return Client(path.stem, path, folder / path.stem, say, policy=policy)
+
+
+def nodes_of(data: Path, folder: Path, policy: Policy = OPEN) -> dict[str, Client]:
+    return {path.stem: client_of(path, folder, policy) for path in sorted(data.glob("*.npz"))}
 
 
 def federated(
-    method: str, link: Here, folder: Path, terms: RoundLimits = PATIENT, say=quiet, **options
+    method: str, link: Here, folder: Path, terms: RoundLimits = PATIENT, say=quiet, caps: Caps = BELIEVED, **options
 ) -> FederatedClients:
     """A run that has not begun."""
     config = make_config({**OPTIONS, "method": method, **options})
-    about = server.new_experiment(server.collect_hellos(link, link.clients(), config, terms, say))
+    about = server.new_experiment(server.collect_hellos(link, link.clients(), config, terms, say, caps))
     folder.mkdir(parents=True)
-    return FederatedClients(server.write_start(config, about, folder), about, folder, say, link, terms)
+    return FederatedClients(server.write_start(config, about, folder), about, folder, say, link, terms, caps)
 
 
 def resumed(folder: Path, link: Here, terms: RoundLimits = PATIENT) -> FederatedClients:

@@ -33,6 +33,7 @@ OPTIONS = {"rounds": 3, "lr": 0.1, "batch": 5, "seed": 3}
 # After a killed run a SuperNode hands out each answer only when the next message comes: hence the early second sending.
 RESEND = ["--resend", "3"]
 FLAGS = [word for key, value in OPTIONS.items() for word in (f"--{key}", str(value))] + RESEND
+POLICY = "least_batch = 1\nleast_rows = 1\nleast_steps = 1\nleast_test_rows = 1\n"  # these clients have few rows
 PLURES = [sys.executable, "-c", "from plures.cli.main import main; main()"]
 ROOT = Path(__file__).parent.parent.parent
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
@@ -103,6 +104,11 @@ def n_processes_in(folder: Path) -> int:
     return sum(str(folder) in line for line in found.splitlines())
 
 
+def children_of(process: int) -> list[int]:
+    found = subprocess.run(["ps", "-eo", "pid,ppid"], capture_output=True, text=True).stdout
+    return [int(line.split()[0]) for line in found.splitlines()[1:] if int(line.split()[1]) == process]
+
+
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory):
     found = Federation(tmp_path_factory.mktemp("federation"))
@@ -110,6 +116,8 @@ def federation(tmp_path_factory):
     (found.folder / "my_methods.py").write_text(FILE)
     names = [word for name in [*SIZES, "hospital-e"] for word in ("--client", name)]
     found.call("federate", "init", found.folder / "federation", *names, "--port", free_port())
+    for name in [*SIZES, "hospital-e"]:
+        (found.private(name).parent / "policy.toml").write_text(POLICY)
     try:
         found.server = found.start("server", "federate", "server")
         found.wait("server", "listening on https://", found.server)
@@ -194,12 +202,18 @@ def test_a_run_that_was_killed_is_resumed_and_ends_in_the_same_state(federation)
 
 
 def test_a_client_killed_in_the_middle_of_a_round_comes_back_with_its_state(played):
-    """It is stopped, so that it has its message and does not answer, then killed; the run goes on without it."""
+    """It is stopped, so that it has its message and does not answer, then killed; the run goes on without it.
+
+    Of another one, only the process that carries its messages is killed: it connects again by itself.
+    """
     command = ["federate", "start", "ditto", *FLAGS, "--rounds", 6, "--out", "runs/crash", "--clients", 4]
     started = played.start("crash", *command, "--deadline", 10)
     log = played.folder / "runs" / "crash" / "log.txt"
     _until(lambda: log.exists() and "round 1/6" in log.read_text(), started)
     played.hospital_b.send_signal(signal.SIGSTOP)
+    (carrier,) = children_of(played.hospital_c.pid)
+    os.kill(carrier, signal.SIGKILL)
+    played.wait("hospital-c", "the connection ended (its process was killed by signal 9); connecting again")
     _until(lambda: "hospital-b did not answer" in log.read_text(), started)
     played.hospital_b.kill()
     played.hospital_b.wait()
@@ -208,6 +222,7 @@ def test_a_client_killed_in_the_middle_of_a_round_comes_back_with_its_state(play
     summary = json.loads((played.folder / "runs" / "crash" / "summary.json").read_text())
     missed = [one["round"] for one in summary["silent"] if one["client"] == "hospital-b"]
     assert missed and summary["rounds"] == 6
+    _until(lambda: played.out("hospital-c").count("connected to") == 2, played.hospital_c)
     text = played.out("hospital-b")
     assert "without us; our state is that of" in text and "initial state" not in text
 
@@ -234,8 +249,8 @@ BAD = [
     {"client/model/head.bias": torch.zeros(10)},
 ]
 
-def answer(self, message):
-    found = honest(self, message)
+def answer(self, message, unseal=None):
+    found = honest(self, message, unseal)
     fields, tensors = wire.unpack(found, 1 << 30)
     if fields["kind"] != "round" or fields["loss"] is None:
         return found
@@ -308,6 +323,40 @@ def test_a_wrong_key_a_wrong_authority_and_plain_http_are_refused(played):
     assert "wants TLS and refuses plain HTTP" in played.call(*words, "plain", code=2)
     said = played.call("federate", "init", "far", "--insecure", "--address", "example.org", code=2)
     assert "plain HTTP is for 127.0.0.1 alone" in said
+
+
+def test_a_client_that_is_removed_is_out_at_once(played, evil):
+    assert "hospital-e can no longer connect" in played.call("federate", "remove", "hospital-e")
+    assert "hospital-e" not in json.loads(played.call("federate", "status", "--json"))["clients"]
+    played.call("federate", "start", "fedavg", *FLAGS, "--rounds", 1, "--out", "runs/without", "--quiet", "--wait", 60)
+    about = json.loads((played.folder / "runs" / "without" / "federation.json").read_text())
+    assert [one["name"][-1] for one in about["clients"]] == ["a", "b", "c", "d"]
+
+
+def test_a_new_certificate_is_taken_up_while_a_run_goes_on(played):
+    started = played.start("certified", "federate", "start", "fedavg", *FLAGS, "--rounds", 8, "--out", "runs/certified")
+    log = played.folder / "runs" / "certified" / "log.txt"
+    _until(lambda: log.exists() and "round 1/8" in log.read_text(), started)
+    before = (played.folder / "federation" / "server.crt").read_bytes()
+    played.call("federate", "rotate")
+    assert (played.folder / "federation" / "server.crt").read_bytes() != before
+    played.wait("server", "has a new certificate and starts again")
+    assert started.wait(300) == 0, played.out("certified")
+
+
+def test_a_new_key_takes_the_place_of_the_old_one_at_once(played):
+    played.call("federate", "rotate", "hospital-c")
+    found = json.loads(played.call("federate", "status", "--json"))
+    assert found["clients"]["hospital-c"] == "registered"  # the new key, which has never connected
+    assert found["details"]["hospital-a"]["version"] == found["plures"] and found["details"]["hospital-a"]["last_seen"]
+
+
+def test_both_sides_have_a_line_for_every_request(played):
+    server = [json.loads(line) for line in (played.folder / "federation/server/audit.jsonl").read_text().splitlines()]
+    client = [json.loads(line) for line in (played.private("hospital-a") / "audit.jsonl").read_text().splitlines()]
+    mine = [line["asked"] for line in server if line["who"] == "hospital-a" and line["asked"].startswith("round")]
+    theirs = [line["asked"].removeprefix("round, ") for line in client if line["asked"].startswith("round")]
+    assert set(mine) == set(theirs) and len(mine) > 20
 
 
 def test_the_server_stops_when_asked_and_says_so(played):

@@ -13,10 +13,9 @@ from safetensors.torch import load, save
 
 from plures import tree
 from plures.cli.view import ProgressReport
-from plures.errors import DataError, RunFailed, UsageError
+from plures.errors import RunFailed, UsageError
 from plures.federate import client as client_half
 from plures.federate import server, wire
-from plures.federate.client import Client
 from plures.federate.server import RoundLimits
 from plures.federate.wire import Refused
 from plures.methods import METHODS
@@ -31,6 +30,7 @@ from plures.simulate.shapes import shapes_of
 from tests.federate.federation import (
     Here,
     assert_same_state,
+    client_of,
     federated,
     nodes_of,
     quiet,
@@ -79,7 +79,7 @@ def test_a_federated_run_is_the_simulation_bit_for_bit(method, link, data, tmp_p
     assert_same_state(tmp_path / "run", tmp_path / "sim", lambda name: tmp_path / "nodes" / name, 0)
     for here, there in zip(unlike(found.rounds), unlike(expected.rounds), strict=True):
         if found.summary["generic"] is None:  # the mean of personal models is not made: they stay with the clients
-            there |= {"generic_accuracy": None, "generic_on_clients": None}
+            there |= {"generic_accuracy": None, "generic_on_clients": None, "generic_pooled": None}
         assert here == pytest.approx(there, abs=1e-6)
     for key in ("bytes", "flops"):
         assert found.summary[key] == expected.summary[key]
@@ -267,7 +267,7 @@ def test_a_method_that_uploads_what_is_not_on_the_list_is_stopped_at_the_client(
     monkeypatch.setattr(Ditto, "train", leaky)
     with pytest.raises(RunFailed, match="0 of 4 clients gave an update"):
         server.play(federated_run, Callback())
-    assert {one["why"] for one in federated_run.refusals} == {"it had an error (Refused); its own log says more"}
+    assert {one["why"] for one in federated_run.state.refusals} == {"it had an error (Refused); its own log says more"}
 
 
 def test_words_of_an_error_stay_with_the_client(link, tmp_path, monkeypatch):
@@ -283,7 +283,7 @@ def test_words_of_an_error_stay_with_the_client(link, tmp_path, monkeypatch):
     with pytest.raises(RunFailed):
         play_round(federated_run)
     federated_run.close()
-    assert federated_run.refusals[0]["why"] == "it had an error (ValueError); its own log says more"
+    assert federated_run.state.refusals[0]["why"] == "it had an error (ValueError); its own log says more"
     assert any("patient 4711" in line for line in said)
 
 
@@ -307,7 +307,7 @@ def test_a_method_from_outside_is_not_imported_unless_the_client_allows_it(link,
     said = []
     for client in link.nodes.values():
         client.say = said.append
-    with pytest.raises(RunFailed, match="0 of 4 clients"):
+    with pytest.raises(RunFailed, match="no client can take part"):
         server.play(federated("own_for_a_test:FedHalf", link, tmp_path / "refused", terms=SHORT), Callback())
     assert any("allow it with --method own_for_a_test:FedHalf" in line for line in said)
     for client in link.nodes.values():
@@ -322,11 +322,14 @@ def test_methods_that_need_public_rows_are_refused(link, tmp_path):
         federated("fedrod:loss=meta-bsm", link, tmp_path / "run")
 
 
-def test_clients_with_unlike_rows_are_refused(link, tmp_path):
+def test_a_client_with_unlike_rows_is_left_out_and_the_others_go_on(link, tmp_path):
+    said = []
     np.savez(tmp_path / "odd.npz", x=np.zeros((9, 5), np.float32), y=np.arange(9) % 3)
-    link.nodes["odd"] = Client("odd", tmp_path / "odd.npz", tmp_path / "nodes" / "odd", quiet)
-    with pytest.raises(DataError, match=r"odd has rows of shape \(5,\)"):
-        federated("fedavg", link, tmp_path / "run")
+    link.nodes["odd"] = client_of(tmp_path / "odd.npz", tmp_path / "nodes")
+    found = federated("fedavg", link, tmp_path / "run", say=said.append)
+    found.close()
+    assert [one.name for one in found.about.clients] == ["hospital-a", "hospital-b", "hospital-c", "hospital-d"]
+    assert "odd is left out: its rows have shape (5,) (float32), those of most others (1, 8, 8)" in " ".join(said)
 
 
 # Silence, death and coming back
@@ -366,12 +369,14 @@ def test_a_lost_message_is_sent_again_and_late_and_second_answers_are_ignored(mo
             self.n_sent += 1
             return str(self.n_sent)
 
-        def pull(self, numbers):
+        def pull(self, numbers, most):
             return self.answers.pop(0)
 
     monkeypatch.setattr(server, "LOST_SECONDS", 0)
     link, taken = Scripted(), []
-    silent = server.gather(link, {"a": lambda: b"message"}, lambda name, answer: taken.append(answer), RoundLimits())
+    silent = server.gather(
+        link, {"a": lambda: b"message"}, lambda name, answer: taken.append(answer), RoundLimits(), 100
+    )
     assert (silent, taken, link.n_sent) == ([], [b"first"], 2)
 
 
@@ -432,7 +437,7 @@ def test_every_client_ends_with_its_own_model_on_its_own_disk(link, data, tmp_pa
 def test_a_new_client_makes_its_own_model_as_it_would_from_a_simulation(link, data, tmp_path):
     server.play(federated("fedrep", link, tmp_path / "run"), Callback())
     extra = write_data(tmp_path / "extra", {"late": 30})
-    link.nodes["late"] = Client("late", extra / "late.npz", tmp_path / "nodes" / "late", quiet)
+    link.nodes["late"] = client_of(extra / "late.npz", tmp_path / "nodes")
     again = resumed(tmp_path / "run", link)
     found = server.adapt(again, "late", epochs=2)
     again.close()

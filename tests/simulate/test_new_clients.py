@@ -10,12 +10,14 @@ from safetensors.torch import load_file
 import plures
 from plures import tree
 from plures.cli.main import call
+from plures.engine import Engine
 from plures.errors import UsageError
 from plures.methods import METHODS
 from plures.methods.messages import Same
 from plures.runs.config import make_config
 from plures.runs.folders import open_scene
 from plures.runs.scene import make_scene
+from plures.simulate.new_clients import score_new_clients
 from plures.simulate.stacking import one_by_one
 from tests.small import played, run_of
 
@@ -54,6 +56,21 @@ def test_before_any_epoch_no_row_is_looked_at(name):
     counts = torch.arange(10.0)[None]
     one, other = (adapted(run, client, 0, counts) for client in (3, 5))
     assert all(torch.equal(one[k], other[k]) for k in one)
+
+
+@every_method
+def test_new_clients_are_served_alike_by_every_executor_and_engine(name):
+    run = played(run_of(name), 1)
+    server, work = run.state.server, run.executor.work
+    ways = [("vectorised", "traced"), ("one_by_one", "traced"), ("vectorised", "eager")]
+    found = [
+        score_new_clients(work._replace(style=style, engine=Engine.parse(engine)), server, 0, 1, 1)
+        for style, engine in ways
+    ]
+    for other in found[1:]:
+        assert other.ids == found[0].ids
+        np.testing.assert_allclose(other.curve, found[0].curve, atol=0.2 + 1e-6)  # one of five test rows
+    assert np.isfinite([one.curve for one in found]).all()
 
 
 def test_the_hyper_head_of_a_new_client_comes_from_its_class_counts():

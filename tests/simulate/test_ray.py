@@ -57,6 +57,16 @@ def test_ray_gives_the_bits_of_vectorised(name, cluster):
 
 
 @needs_ray
+@pytest.mark.parametrize("name", ["pfedhn", "plgu-ghn", "fedrod", "fedavg"])
+def test_new_clients_of_a_run_on_ray_are_those_of_vectorised(name, cluster):
+    options = {"clients": 4, "rounds": 1, "eval_every": 0, "new_clients": 1, "new_epochs": 1, "personal_epochs": 1}
+    options |= {"pool_rows": 0, "share": 0.2}
+    there, here = (plures.run(name, executor=executor, **options).summary for executor in ("ray", "vectorised"))
+    for part in ("new_clients", "personal_epochs"):
+        assert there[part] == here[part] and there[part]["n"] > 0
+
+
+@needs_ray
 def test_two_runs_at_a_time_share_the_actors_and_nothing_else(cluster):
     alone = [played(run_of(name), 2).state.digest() for name in ("fedavg", "fedper")]
     runs = [run_of(name, executor="ray", workers=n) for name, n in (("fedavg", 2), ("fedper", 1))]

@@ -21,6 +21,7 @@ from plures.methods.addons.prox import Prox
 from plures.methods.addons.public import Public
 from plures.methods.addons.sam import Sam
 from plures.methods.base import NO_TERMS, setting
+from plures.methods.search import among
 from plures.tree import Params, Tree
 
 PRIVATE: dict[str, Callable[[Task, str], bool]] = {
@@ -48,6 +49,7 @@ class KeepLocal(Addon):
         "head",
         "what stays with the client: head, body, batch-norm, statistics, nothing, a name of layers or tensors with * "
         "for anything, or several joined by /",
+        search=among("head", "body", "batch-norm", "nothing").if_named(),
     )
 
     def __post_init__(self):
@@ -134,10 +136,10 @@ class Keep(KeepLocal):
     def __post_init__(self):
         super().__post_init__()
         host = self.host
-        while type(host) in (Prox, Sam, Ft, C, Brm, FedOpt, Public):
+        while isinstance(host, (Prox, Sam, Ft, C, Brm, FedOpt, Public)):
             host = host.host
         if type(host).__name__ != "FedAvg":
             raise UsageError(
-                "the add-on keep is for FedAvg, FedProx and FedSAM, perhaps with ft, c, brm, fedopt or public before it; "
-                "other methods and add-ons keep or correct parts of the model themselves"
+                f"{self.title} cannot take the add-on keep: there are parts of the model that it keeps or corrects "
+                "itself; keep is for FedAvg, FedProx and FedSAM, perhaps with ft, c, brm, fedopt or public"
             )
