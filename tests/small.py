@@ -108,7 +108,7 @@ def scene_of(method: str = "fedavg", model: str = "mlp", split: partition.Split 
     config = make_config({"method": method, "batch": 5, "lr": 0.1, "rounds": 3, "last_batch": "keep", **options})
     data = sources.load("digits")
     split = split or small_split()
-    task = task_of(model, config.seed, Chosen(config.freeze or "", config.train or ""))
+    task = task_of(model, config.seed, Chosen(config.freeze or "", config.train or "", config.adapter or ""))
     x, y = torch.from_numpy(data.x).to(task.example.dtype), torch.from_numpy(data.y)
     population = Population(x, y, split.train, split.test, 10, config.seed, task.smallest_batch)
     population = as_configured(population, config)

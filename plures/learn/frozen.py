@@ -27,6 +27,7 @@ class Chosen(NamedTuple):
 
     freeze: str = ""
     train: str = ""
+    adapter: str = ""  # beside which all but the head is frozen: see `adapters`
 
 
 ALL_TRAIN = Chosen()  # but for those that the model itself freezes
@@ -37,6 +38,8 @@ def frozen_names(module: nn.Module, names: Iterable[str], head: str, chosen: Cho
     names = list(names)
     if chosen.freeze and chosen.train:
         raise UsageError("freeze and train are two ways to say which weights train; give one of them")
+    if chosen.train and chosen.adapter:
+        raise UsageError("an adapter says which weights train: it and the head; leave train out")
     if chosen.train:
         frozen = set(names) - _named("train", chosen.train, names, head)
     else:

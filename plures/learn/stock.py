@@ -25,7 +25,7 @@ _INSIDE = 1 << 21  # random numbers inside layers and functions: beside those of
 def drop(x: Tensor, p: float, key: Tensor, stream: int, whole_channels: bool = False) -> Tensor:
     """Dropout whose zeros come from a key."""
     shape = (*x.shape[:2], *[1] * (x.dim() - 2)) if whole_channels else x.shape
-    stays = seeds.uniform(key, shape, stream) >= p
+    stays = seeds.at_least(key, shape, p, stream)
     return x * stays / (1 - p)
 
 
@@ -182,11 +182,14 @@ class _Attention(nn.Module):
         for name, weight in original.named_parameters(recurse=False):
             self.register_parameter(name, weight)
         self.out_proj = original.out_proj
+        self.adapter = getattr(original, "adapter", None)  # two small matrices beside its weight
         self.drop = Dropout(original.dropout, stream)
 
     def _projected(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
         bias = getattr(self, "in_proj_bias", None)
         whole = getattr(self, "in_proj_weight", None)
+        if whole is not None and self.adapter is not None:
+            whole = whole + self.adapter.product()
         if whole is not None and query is key and key is value:
             return list(F.linear(query, whole, bias).chunk(3, -1))
         weights = whole.chunk(3) if whole is not None else [getattr(self, f"{name}_proj_weight") for name in "qkv"]

@@ -23,6 +23,7 @@ from plures.data.batches import Batch
 from plures.data.dataset import TaskKind
 from plures.engine import KernelCount, Size
 from plures.errors import UsageError
+from plures.learn import adapters
 from plures.learn.augment import augment, refuse_other_than_images
 from plures.learn.frozen import ALL_TRAIN, Chosen, fingerprint, frozen_names, in_words
 from plures.learn.losses import ROW_LOSSES, masked_mean
@@ -167,6 +168,9 @@ class Task:
         self._loss: Loss | None = None  # in place of cross-entropy
         self._public: Batch | None = None
         self._template = copy.deepcopy(module)
+        self._adapter = adapters.parse(chosen.adapter) if chosen.adapter else None
+        if self._adapter is not None:
+            module = adapters.adapted(copy.deepcopy(module), self._adapter, _find_head(module, n_classes))
         self._augmentation: tuple[str, ...] = ()
         self._has_functions = has_fast_path(module)  # whether calls of functions have to be met
         whole: Params = {
@@ -202,8 +206,9 @@ class Task:
     # Parts
 
     def whole(self, params: Params) -> Params:
-        """A model with its frozen tensors, as `load_state_dict` of the module takes it."""
-        return self.frozen | params
+        """A model with its frozen tensors, as `load_state_dict` of the module takes it; adapters are merged."""
+        whole = self.frozen | params
+        return whole if self._adapter is None else adapters.merged(whole, self._adapter.scale)
 
     @property
     def trained_in_words(self) -> str:
@@ -309,7 +314,8 @@ class Task:
     def as_module(self, params: Params) -> nn.Module:
         """A copy of the module with these weights."""
         module = copy.deepcopy(self._template)
-        module.load_state_dict({name: params[name].clone() for name in self.initial}, strict=False)
+        own = params if self._adapter is None else self.whole(params)
+        module.load_state_dict({name: x.clone() for name, x in own.items()}, strict=False)
         return module
 
     # Training
@@ -488,6 +494,6 @@ def build(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seeds.key_of(seed, "initial weights"))
         module = make()
-    if isinstance(module, nn.Linear):  # which is all head, and has no name
-        module = nn.Sequential(OrderedDict(head=module))
-    return Task(module, example, n_classes, kind, chosen)
+        if isinstance(module, nn.Linear):  # which is all head, and has no name
+            module = nn.Sequential(OrderedDict(head=module))
+        return Task(module, example, n_classes, kind, chosen)  # in here: adapters are drawn from the seed, too

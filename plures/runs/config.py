@@ -60,6 +60,11 @@ class Config(BaseModel):
         description="weights that do not train: head, body, or names of layers or tensors, with * for anything, joined "
         "by commas; frozen ones are not sent and not kept by clients",
     )
+    adapter: str | None = Field(
+        None,
+        description="small weights beside a frozen model that train with its head: lora:rank=4,layers=PATTERN, scale, "
+        "bias, or head alone",
+    )
     train: str | None = Field(None, description="weights that train, named as for --freeze; all others do not")
     share: float = Field(1.0, gt=0, le=1, description="share of the rows of each class that is used")
     partition: str | None = Field(

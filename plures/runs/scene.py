@@ -291,7 +291,7 @@ def task_of(
 ) -> Task:
     """The model as a task. Tasks of named models are kept: steps compiled for one serve all runs that share it."""
     name = str(config.model)
-    chosen = Chosen(config.freeze or "", config.train or "")
+    chosen = Chosen(config.freeze or "", config.train or "", config.adapter or "")
     key = (name, tuple(example.shape), n_classes, n_tokens, config.seed, config.precision, config.augment, kind, chosen)
     if key in _tasks:
         return _tasks[key]

@@ -7,6 +7,7 @@ from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 
 import plures
+from plures import seeds
 from plures.cli.doctor import diagnosis
 from plures.data.batches import Batch
 from plures.errors import UsageError
@@ -198,6 +199,12 @@ def test_functional_dropout_keeps_the_share_it_says():
     z = task.training_features(task.initial, batch_of(torch.ones(5, 4000), torch.zeros(5).long()))
     assert abs(float((z == 0).float().mean()) - 0.3) < 0.02
     torch.testing.assert_close(z.max(), torch.tensor(1 / 0.7))
+
+
+@pytest.mark.parametrize("p", [0.0, 0.1, 0.25, 0.3, 1 / 3, 0.5, 0.9, 1 - 2**-24, 1.0])
+def test_whole_numbers_are_compared_as_the_numbers_that_they_stand_for(p):
+    key, shape = torch.tensor(123), (40, 50)
+    assert torch.equal(seeds.at_least(key, shape, p, 3), seeds.uniform(key, shape, 3) >= p)
 
 
 def test_a_tied_weight_moves_in_both_places():
