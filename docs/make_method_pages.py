@@ -156,9 +156,19 @@ def settings_rows(fields: dict[str, dataclasses.Field[Any]], values: dict[str, A
     if not fields:
         return "None."
     rows = [
-        [f"`{name}`", shown(values[name]), allowed(field), field.metadata["help"]] for name, field in fields.items()
+        [f"`{name}`", shown(values[name]), allowed(field), searched(field, values[name]), field.metadata["help"]]
+        for name, field in fields.items()
     ]
-    return table(["name", "default", "allowed", "meaning"], rows)
+    return table(["name", "default", "allowed", "tuned", "meaning"], rows)
+
+
+def searched(field: dataclasses.Field[Any], default: Any) -> str:
+    """Where `plures tune` looks for better values; in brackets, if it does so only when the setting is named."""
+    search = field.metadata["search"].including(default)
+    words = ", ".join(shown(value) for value in search.values)
+    if not search.values:
+        words = f"{search.low:g} to {search.high:g}{', log' if search.is_log else ''}"
+    return f"({words})" if search.must_be_named else words
 
 
 def settings_table(method: Method) -> str:

@@ -12,13 +12,14 @@ from plures._version import __version__
 
 if TYPE_CHECKING:
     from plures import tree
-    from plures.api import compare, resume, run
+    from plures.api import compare, resume, run, tune
     from plures.data.batches import Batch
     from plures.data.dataset import Dataset
     from plures.data.shard import Shard
     from plures.learn.fit import Fitted, fit, measure
+    from plures.learn.losses import cross_entropy
     from plures.learn.solver import Plateau, Solver
-    from plures.learn.task import Task, cross_entropy
+    from plures.learn.task import Task
     from plures.methods import ADDONS, METHODS
     from plures.methods.addons.base import Addon
     from plures.methods.base import (
@@ -64,13 +65,14 @@ _HOME = {
     "Solver": "plures.learn.solver",
     "Task": "plures.learn.task",
     "compare": "plures.api",
-    "cross_entropy": "plures.learn.task",
+    "cross_entropy": "plures.learn.losses",
     "fine_tune": "plures.methods.base",
     "fit": "plures.learn.fit",
     "measure": "plures.learn.fit",
     "resume": "plures.api",
     "run": "plures.api",
     "setting": "plures.methods.base",
+    "tune": "plures.api",
     "with_penalties": "plures.methods.base",
 }
 
@@ -108,6 +110,7 @@ __all__ = [
     "run",
     "setting",
     "tree",
+    "tune",
     "with_penalties",
 ]
 

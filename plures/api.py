@@ -1,24 +1,31 @@
-"""What Python users call: `run`, `compare` and `resume`, with every option as a keyword of its own."""
+"""What Python users call: `run`, `compare` and `resume`, with every option as a keyword of its own; and `tune`."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from torch import nn
 
 from plures.data.dataset import Dataset
-from plures.data.readers import Arrays, as_dataset
+from plures.data.objects import from_object
+from plures.data.readers import Arrays
+from plures.data.reading import Reading
 from plures.runs.callbacks import Callback, ProgressLine, say_nothing
 from plures.runs.config import Config, make_config
-from plures.runs.folders import new_folder
+from plures.runs.folders import new_folder, open_config
 from plures.runs.loop import Result
-from plures.runs.scene import GIVEN, Objects, make_scene
+from plures.runs.scene import GIVEN, Objects, make_scene, reading_of
 from plures.runs.simulation import resume as resume_run
 from plures.runs.simulation import start
 from plures.studies.compare import Comparison, Equal, compare_methods
+from plures.studies.space import COMMON
+from plures.studies.tune import Budget, Objective, Tuning, tune_methods, write_tuning
+from plures.studies.tuned import Tuned, read_tuned, write_tuned
 
 Value = bool | int | float | str
-Data = str | Path | Dataset | Arrays
+# A name, a file, arrays, the data of each client, or a data frame, which has no type that all packages share.
+Data = str | Path | Dataset | Arrays | Any
 Model = str | nn.Module | Callable[..., nn.Module]
 
 
@@ -28,7 +35,19 @@ def run(
     settings: dict[str, Value] | None = None,
     data: Data = "digits",
     data_dir: str | Path | None = None,
+    client: str | None = None,
+    target: str | None = None,
+    drop: str | None = None,
+    time_column: str | None = None,
+    text_column: str | None = None,
+    window: int | None = None,
+    data_schema: str | Path | None = None,
+    image_size: int | None = None,
+    task: Literal["classes", "binary", "labels", "number", "count"] | None = None,
     model: Model | None = None,
+    freeze: str | None = None,
+    train: str | None = None,
+    adapter: str | None = None,
     share: float = 1.0,
     partition: str | None = None,
     split: str | Path | None = None,
@@ -60,7 +79,8 @@ def run(
     attack: Literal["none", "labels", "random", "replace"] = "none",
     attackers: float = 0.2,
     seed: int = 0,
-    executor: Literal["vectorised", "one_by_one", "ray"] = "vectorised",
+    executor: Literal["auto", "vectorised", "one_by_one", "ray"] = "auto",
+    stack: int | None = None,
     engine: str = "traced",
     precision: Literal["float32", "float64"] = "float32",
     workers: int = 1,
@@ -70,7 +90,9 @@ def run(
     pool_rows: int | None = None,
     pool_every: int = 0,
     personal_epochs: int = 0,
-    target: float | None = None,
+    metric: str | None = None,
+    metrics: Literal["one", "all"] | None = None,
+    goal: float | None = None,
     checkpoint_every: int = 10,
     memory_limit_mb: int = 4096,
     out: str | Path | None = None,
@@ -85,11 +107,28 @@ def run(
         method: a name, with settings and add-ons as on the command line: `fedala`, `fedrod:loss=ce`, `ditto+ala`,
             or a class of your own, `my_methods:FedHalf`.
         settings: settings of the method by name, instead of writing them into its name.
-        data: the name of a data set, a file or folder, a `plures.Dataset`, or arrays: a tuple (x, y) or
-            (x, y, client), or a dict with the keys x, y and, if you like, client and is_test.
+        data: the name of a data set, a file or folder, a data frame (of pandas, or a Hugging Face `Dataset`), a
+            `plures.Dataset`, or arrays: a tuple (x, y) or (x, y, client), or a dict with the keys x, y and, if you
+            like, client and is_test. Or the data of each client, in a dict by their names or in a list: a tuple (x, y)
+            or a torch `Dataset`.
         data_dir: the folder that named data sets are looked for in.
+        client: of a table, the column that says whose row it is.
+        target: of a table, the column to predict; several with commas are labels that are there or not.
+        drop: of a table, columns that are not used, with commas between.
+        time_column: of a table, when a row was; the latest rows of a client are its test rows.
+        text_column: of a table, the column of texts, which alone are read.
+        window: of a table, rows are read as time series; so many rows before it tell the next one.
+        data_schema: of a table, a file with columns, scales and categories.
+        image_size: images in folders are scaled to so many pixels.
+        task: what is predicted, `classes`, `binary`, `labels`, `number` or `count`; if left out it follows from the
+            column.
         model: the name of a model, `module:Class`, an `nn.Module` (its weights are where training starts), or a
             function that makes one from the arguments shape, n_classes and n_tokens, as far as it takes them.
+        freeze: weights that do not train: `head`, `body`, or names of layers or tensors, in which * stands for
+            anything, joined by commas. Weights of an `nn.Module` with `requires_grad=False` do not train either.
+        train: weights that train, named in the same way; all others do not.
+        adapter: small weights beside a frozen model, which train with its head: `lora:rank=4,layers=PATTERN`, `scale`,
+            `bias`, or `head` alone.
         share: the share of the rows of each class that is used.
         partition: how rows are dealt to clients, as `dirichlet:0.1`; if left out `natural`, or `dirichlet:0.1` where
             the data has no clients of its own.
@@ -123,7 +162,8 @@ def run(
         attack: what attackers do: train on random `labels`, upload `random` noise, or `replace` the model.
         attackers: the share of clients that attack.
         seed: all randomness comes from it.
-        executor: how clients are run: `vectorised`, `one_by_one`, or `ray`.
+        executor: how clients are run: `vectorised`, `one_by_one`, `ray`, or `auto`, the faster of the first two.
+        stack: the most clients that are stacked together in training; if left out as many as pay.
         engine: how training steps are run: `traced` or `eager`.
         precision: the type of weights and of numbers in the data, `float32` or `float64`.
         workers: processes of one thread each. They change nothing of the result.
@@ -134,7 +174,10 @@ def run(
         pool_rows: test rows of all clients together that every personal model is tested on at the end.
         pool_every: evaluations between tests on these rows; 0 tests at the end only.
         personal_epochs: at the end, score every client as if it were new, after 0, 1, ... so many epochs.
-        target: an accuracy; the cost of reaching it is recorded.
+        metric: what rounds, tables and the report go by: `accuracy`, `auc`, `ap`, `f1`, `balanced`, `calibration`, or
+            `rmse`, `mae`, `r2` for numbers.
+        metrics: what is measured at the end: this `one`, or `all`; if left out all for tables.
+        goal: a value of the metric; the cost of reaching it is recorded.
         checkpoint_every: rounds between checkpoints.
         memory_limit_mb: clients' state beyond it is kept in a file.
         out: the run folder to write: config, numbers of every round, checkpoints, summary.
@@ -152,7 +195,11 @@ def run(
 def compare(
     methods: Sequence[str], *, seeds: Sequence[int] = (0,), equal: Equal = "rounds",
     settings: dict[str, Value] | None = None, data: Data = "digits", data_dir: str | Path | None = None,
-    model: Model | None = None, share: float = 1.0, partition: str | None = None, split: str | Path | None = None,
+    client: str | None = None, target: str | None = None, drop: str | None = None, time_column: str | None = None,
+    text_column: str | None = None, window: int | None = None, data_schema: str | Path | None = None,
+    image_size: int | None = None, task: Literal["classes", "binary", "labels", "number", "count"] | None = None,
+    model: Model | None = None, freeze: str | None = None, train: str | None = None,
+    adapter: str | None = None, share: float = 1.0, partition: str | None = None, split: str | Path | None = None,
     min_rows: int = 0, test_share: float = 0.25, clients: int | None = None, participation: float = 1.0,
     rounds: int = 20, epochs: int = 1, steps: int | None = None, batch: int = 10, lr: float = 0.05,
     lr_decay: float = 1.0, lr_decay_every: int = 1,
@@ -163,10 +210,12 @@ def compare(
     server_lr: float | None = None, local_work: str | None = None,
     validation: float = 0.0, new_clients: int = 0, new_epochs: int = 5,
     attack: Literal["none", "labels", "random", "replace"] = "none", attackers: float = 0.2,
-    executor: Literal["vectorised", "one_by_one", "ray"] = "vectorised", engine: str = "traced",
-    precision: Literal["float32", "float64"] = "float32", workers: int = 1, address: str | None = None,
-    eval_every: int = 1, unchosen: Literal["carry", "refresh"] = "carry", pool_rows: int | None = None,
-    pool_every: int = 0, personal_epochs: int = 0, target: float | None = None, checkpoint_every: int = 10,
+    executor: Literal["auto", "vectorised", "one_by_one", "ray"] = "auto", stack: int | None = None,
+    engine: str = "traced", precision: Literal["float32", "float64"] = "float32",
+    workers: int = 1, address: str | None = None, eval_every: int = 1,
+    unchosen: Literal["carry", "refresh"] = "carry", pool_rows: int | None = None,
+    pool_every: int = 0, personal_epochs: int = 0, metric: str | None = None,
+    metrics: Literal["one", "all"] | None = None, goal: float | None = None, checkpoint_every: int = 10,
     memory_limit_mb: int = 4096, out: str | Path | None = None, progress: bool = False,
 ) -> dict[tuple[str, int], Result]:
     # fmt: on
@@ -212,9 +261,62 @@ def resume(
         progress: whether to show a progress bar.
         callback: is told what happens; a subclass of `plures.Callback`.
     """
-    _, objects = _objects(data, model)
+    reading = Reading() if data is None else reading_of(open_config(Path(folder)))
+    _, objects = _objects(data, model, reading)
     told = callback or _progress(progress, Path(folder).name)
     return resume_run(Path(folder), say_nothing, told, workers, objects, rounds, trust)
+
+
+def tune(
+    methods: Sequence[str],
+    *,
+    trials: int = 30,
+    budget: Budget = "trials",
+    objective: Objective = "personal",
+    search: Sequence[str] = COMMON,
+    ranges: dict[str, dict[str, Any]] | None = None,
+    seeds: Sequence[int] = (0,),
+    data: Data = "digits",
+    model: Model | None = None,
+    options: dict[str, Value] | None = None,
+    out: str | Path | None = None,
+    progress: bool = False,
+) -> dict[str, Tuned]:
+    """Search for better settings of methods, on validation rows, with the same budget for each: method -> its findings.
+
+    `found["ditto"].spec` is the method with what is to be used, as `run` and `compare` take it. Test rows are not read.
+
+    Args:
+        methods: one or more methods, each as for `run`; what stands in a name is held.
+        trials: how many settings are tried for each method; the first is the default.
+        budget: what each method may spend as much of as the first: trials, flops or seconds.
+        objective: the accuracy that is searched for: personal, worst5 or generic.
+        search: options that are searched besides the methods' settings, and settings that are searched only if named.
+        ranges: other ranges, as in a space file: {"ditto": {"lam": {"low": 0.1, "high": 10, "log": True}}}.
+        seeds: of data and runs; a trial is scored by its mean over them.
+        data: as for `run`.
+        model: as for `run`.
+        options: other options of `run` by name, such as {"rounds": 50}; `seed` is that of the search, `validation` the
+            share of training rows that trials are scored on (a fifth, if left out), `workers` the processes that share
+            the trials.
+        out: the folder of the study; one that was stopped is resumed. Without it nothing is left behind.
+        progress: whether to print a line for each batch of trials.
+    """
+    given: dict[str, Any] = dict(options or {})
+    named = make_config(given | {"data": "given", "model": "given"})
+    names, objects = _objects(data, model, reading_of(named))
+    config = make_config(given | names)
+    wanted = Tuning(
+        list(methods), config, list(seeds), trials, budget, objective, tuple(search), ranges or {}, objects
+    )
+    with TemporaryDirectory() as unnamed:
+        folder = Path(unnamed if out is None else out)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_tuning(folder, wanted)
+        tune_methods(wanted, folder, print if progress else say_nothing)
+        _, found = read_tuned(folder)
+        write_tuned(folder, found)
+    return {one.method: one for one in found}
 
 
 _OPTIONS = (run.__doc__ or "").partition("        settings: ")[1:]
@@ -230,20 +332,23 @@ def _progress(wanted: bool, name: str) -> Callback:
 
 def _options(values: dict[str, Any]) -> tuple[Config, Objects]:
     """The keywords of a call as a config, and the objects among them."""
-    names, objects = _objects(values["data"], values["model"])
     given = {key: value for key, value in values.items() if key in Config.model_fields and value is not None}
     given = {key: str(value) if isinstance(value, Path) else value for key, value in given.items()}
+    if values["client"] is not None:
+        given["client_column"] = values["client"]
+    named = make_config(given | {"data": "given", "model": "given"})
+    names, objects = _objects(values["data"], values["model"], reading_of(named))
     return make_config(given | names), objects
 
 
-def _objects(data: Data | None, model: Model | None) -> tuple[dict[str, str], Objects]:
+def _objects(data: Any, model: Model | None, reading: Reading) -> tuple[dict[str, str], Objects]:
     """What data and model are called in a config, and the objects that they are."""
     names: dict[str, str] = {}
     objects = Objects()
     if isinstance(data, (str, Path)):
         names["data"] = str(data)
     elif data is not None:
-        found = as_dataset("arrays", data)
+        found = from_object(data, reading)
         names["data"], objects = GIVEN + found.name, objects._replace(data=found)
     if isinstance(model, str):
         names["model"] = model

@@ -95,6 +95,26 @@ def lock(path: Path, what: str, note: str = "") -> Iterator[None]:
         file.close()
 
 
+@contextmanager
+def lock_in_turn(path: Path) -> Iterator[None]:
+    """Let only one process run at a time; others wait for their turn."""
+    with open(path, "a", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def try_lock(path: Path) -> Iterator[bool]:
+    """Whether this process is the only one in here; a process that is killed lets go by that."""
+    with open(path, "a", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            yield False
+            return
+        yield True
+
+
 def note_after_crash(path: Path) -> str:
     """The note of a process that was killed while it held the lock; else empty."""
     words = path.read_text(encoding="utf-8").split() if path.exists() and lock_holder(path) is None else []
@@ -118,14 +138,28 @@ def lock_holder(path: Path) -> int | None:
 # TOML
 
 
+MOST_TOML_BYTES = 100_000_000
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     """The values of a TOML file."""
     try:
+        if path.stat().st_size > MOST_TOML_BYTES:
+            raise UsageError(f"{path} has {in_bytes(path.stat().st_size)}, which is too much for a config file")
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UsageError(f"there is no config file {str(path)!r}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is not TOML: {error}") from None
+    except RecursionError:
+        raise UsageError(f"{path} is not TOML that can be read: it is nested too deeply") from None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The values in a text that was written here."""
+    return tomllib.loads(text)
 
 
 def to_toml(values: dict[str, Any]) -> str:

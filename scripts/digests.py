@@ -25,7 +25,7 @@ from plures.methods import METHODS
 
 SHORT: dict[str, Any] = {"data": "digits", "partition": "dirichlet:0.1", "clients": 12, "rounds": 3, "batch": 10}
 # What is compared, by name: a later version may add other numbers, and seconds are never the same.
-SUMMARY = ("bytes", "flops", "generic", "new_clients", "personal", "personal_epochs", "refused_updates", "to_target")
+SUMMARY = ("bytes", "flops", "generic", "new_clients", "personal", "personal_epochs", "refused_updates", "to_goal")
 ROUND = ("round", "loss", "bytes_down", "bytes_up", "refused", "flops", "update_norm", "update_variance")
 SCORES = ("personal_mean", "personal_pooled", "personal_worst5", "generic_accuracy", "validation_mean")
 

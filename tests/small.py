@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from plures.data import partition, sources
 from plures.data.population import Population
+from plures.learn.frozen import ALL_TRAIN, Chosen
 from plures.learn.solver import Solver
 from plures.learn.task import Task, build
 from plures.methods.spec import make_method
@@ -61,7 +62,22 @@ class TinyMlp(nn.Module):
         return self.head(torch.relu(self.hidden(x.flatten(1))))
 
 
-MODELS = {"mlp": TinyMlp, "norm": TinyNorm, "harsh": HarshNorm}
+class DeepMlp(nn.Module):
+    """Two hidden layers with BatchNorm after the first, in case some of it is to be frozen."""
+
+    def __init__(self, shape: tuple[int, ...], n_classes: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(64, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.hidden = nn.Linear(8, 6)
+        self.head = nn.Linear(6, n_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.norm(self.first(x.flatten(1))))
+        return self.head(torch.tanh(self.hidden(x)))
+
+
+MODELS = {"mlp": TinyMlp, "norm": TinyNorm, "harsh": HarshNorm, "deep": DeepMlp}
 
 
 def small_split(sizes: tuple[int, ...] = SIZES) -> partition.Split:
@@ -80,11 +96,11 @@ def small_split(sizes: tuple[int, ...] = SIZES) -> partition.Split:
 
 
 @lru_cache
-def task_of(model: str, seed: int) -> Task:
+def task_of(model: str, seed: int, chosen: Chosen = ALL_TRAIN) -> Task:
     """One task for all tests, so that its steps are compiled once."""
     data = sources.load("digits")
     x = torch.from_numpy(data.x).to(torch.float64 if model == "harsh" else torch.float32)
-    return build(lambda: MODELS[model](tuple(x.shape[1:]), 10), x[0], 10, seed)
+    return build(lambda: MODELS[model](tuple(x.shape[1:]), 10), x[0], 10, seed, chosen=chosen)
 
 
 def scene_of(method: str = "fedavg", model: str = "mlp", split: partition.Split | None = None, **options) -> Scene:
@@ -92,7 +108,7 @@ def scene_of(method: str = "fedavg", model: str = "mlp", split: partition.Split 
     config = make_config({"method": method, "batch": 5, "lr": 0.1, "rounds": 3, "last_batch": "keep", **options})
     data = sources.load("digits")
     split = split or small_split()
-    task = task_of(model, config.seed)
+    task = task_of(model, config.seed, Chosen(config.freeze or "", config.train or "", config.adapter or ""))
     x, y = torch.from_numpy(data.x).to(task.example.dtype), torch.from_numpy(data.y)
     population = Population(x, y, split.train, split.test, 10, config.seed, task.smallest_batch)
     population = as_configured(population, config)

@@ -18,7 +18,7 @@ from plures.runs.config import Config
 
 PUBLIC = """ADDONS METHODS NO_TERMS Addon AddonTerms Averaged Batch Callback Choice Dataset Each Federation Fitted
 Method Opened Penalty Picture Plateau Result Same Shard Solver Task __version__ compare cross_entropy fine_tune fit
-measure resume run setting tree with_penalties""".split()
+measure resume run setting tree tune with_penalties""".split()
 QUICK = {"rounds": 2, "eval_every": 0}
 
 
@@ -44,6 +44,7 @@ def keywords(function):
 
 def test_keywords_of_run_are_the_options_of_a_config():
     own = keywords(plures.run)
+    own["client_column"] = own.pop("client")  # as users of data frames say it
     assert set(own) == set(Config.model_fields) - {"method"} | {"out", "progress", "callback"}
     for name, field in Config.model_fields.items():
         if name not in ("method", "settings"):
@@ -59,7 +60,7 @@ def test_keywords_of_compare_are_those_of_run():
         assert compare[name].default == run[name].default and compare[name].annotation == run[name].annotation
 
 
-@pytest.mark.parametrize("function", [plures.run, plures.compare, plures.resume])
+@pytest.mark.parametrize("function", [plures.run, plures.compare, plures.resume, plures.tune])
 def test_every_argument_is_explained(function):
     parameters = inspect.signature(function).parameters
     text = inspect.getdoc(function)
@@ -104,7 +105,12 @@ def test_a_data_set_is_data():
 
 @pytest.mark.parametrize(
     ("data", "words"),
-    [((1,), "got 1 items"), ([1, 2], "got list"), ({"x": np.zeros((3, 2))}, "no 'y'"), (3.5, "got float")],
+    [
+        ((1,), "got 1 items"),
+        ([1, 2], "torch Dataset, got int"),
+        ({"x": np.zeros((3, 2))}, "no 'y'"),
+        (3.5, "got float"),
+    ],
 )
 def test_what_is_no_data_is_told_in_words(data, words):
     with pytest.raises((UsageError, DataError), match=words):

@@ -15,6 +15,7 @@ from plures.cli.listing import about_method
 from plures.cli.options import n_cores, whole_numbers
 from plures.errors import UsageError, unknown
 from plures.federate.server import Caps, RoundLimits
+from plures.files import write_text
 from plures.registry import doubting
 from plures.runs import simulation, timing
 from plures.runs.adapt import from_counts, from_rows
@@ -24,20 +25,25 @@ from plures.runs.describing import describe
 from plures.runs.folders import folder_name, new_folder
 from plures.runs.loggers import makers, with_loggers
 from plures.runs.loop import Result
-from plures.runs.scene import make_scene
+from plures.runs.predict import as_file, client_number, format_of
+from plures.runs.scene import make_scene, schema_of
 from plures.runs.simulation import open_simulation
 from plures.studies import preset as presets
+from plures.studies import ranks, tables
 from plures.studies import reproduce as reproduction
-from plures.studies import tables
 from plures.studies.compare import (
     Comparison,
     Equal,
+    Runs,
     check_comparison,
     compare_methods,
     is_comparison,
+    on_each,
     read_comparison,
     write_comparison,
 )
+from plures.studies.tune import read_tuning, refuse_same_seeds
+from plures.studies.tuned import tuned_specs
 from plures.tree import Params
 
 
@@ -84,6 +90,7 @@ def run(
 def compare(
     methods: list[str],
     values: dict[str, Any],
+    tuned: Path | None,
     seeds: str | None,
     equal: str,
     latex: bool,
@@ -95,8 +102,15 @@ def compare(
 ) -> None:
     console = make_console(to_stderr=as_json)
     loggers = makers(log)
+    if tuned is not None:
+        values = read_tuning(tuned).options() | values
+        methods = tuned_specs(tuned, methods)
+    if not methods:
+        raise UsageError("name two or more methods to compare")
     config = make_config(values)
     wanted = [config.seed] if seeds is None else whole_numbers("--seeds", seeds)
+    if tuned is not None:
+        refuse_same_seeds(read_tuning(tuned), wanted)
     if equal not in get_args(Equal):
         raise unknown("value of --equal", equal, get_args(Equal))
     comparison = Comparison(methods, config, wanted, cast(Equal, equal))
@@ -110,12 +124,13 @@ def compare(
 
 def print_dry_comparison(comparison: Comparison, console: Console) -> None:
     """Check every method by a real step, and tell how long it will take."""
-    scenes = check_comparison(comparison)
-    total = 0.0
-    for method, scene in scenes.items():
-        found = timing.try_out(scene)
-        total += found.seconds(scene.config) * len(comparison.seeds)
-        tell(console, f"{method}: {timing.in_words(found, scene.config)}")
+    total, each = 0.0, on_each(comparison)
+    for name, one in each.items():
+        for method, scene in check_comparison(one).items():
+            found = timing.try_out(scene)
+            total += found.seconds(scene.config) * len(comparison.seeds)
+            of = f"{method} on {name}" if len(each) > 1 else method
+            tell(console, f"{of}: {timing.in_words(found, scene.config)}")
     n = len(comparison.methods)
     tell(console, f"{n} methods, seeds {comparison.seeds}: all can be run, in about {timing.duration(total)}")
 
@@ -123,7 +138,49 @@ def print_dry_comparison(comparison: Comparison, console: Console) -> None:
 def play_comparison(
     comparison: Comparison, folder: Path, loggers: list[Any], latex: bool, as_json: bool, quiet: bool
 ) -> None:
-    """Run or resume a comparison, and write its tables and report."""
+    """Run or resume a comparison, perhaps on several data sets, and write its tables and report."""
+    console = make_console(to_stderr=as_json)
+    each = on_each(comparison)
+    if len(each) == 1:
+        found = {"": play_on(comparison, folder, loggers, latex, as_json, quiet)}
+    else:
+        found = {}
+        for one in each.values():
+            check_comparison(one)  # all of them before the first is run
+        for name, one in each.items():
+            tell(console, f"on {name}:")
+            place = folder / folder_name(name)
+            place.mkdir(parents=True, exist_ok=True)
+            found[name] = play_on(one, place, loggers, False, as_json, quiet)
+        print_ranks(found, folder, console, latex, as_json)
+    if as_json:
+        named = {name: {run: result.summary for run, result in runs.named().items()} for name, runs in found.items()}
+        print(json.dumps(named if len(each) > 1 else named[""], indent=2))
+    folders = [result.folder for runs in found.values() for result in runs.values() if result.folder is not None]
+    tell(console, f"report: {report_room.write(folders, folder / 'report.html')}")
+
+
+def print_ranks(found: dict[str, Runs], folder: Path, console: Console, latex: bool, as_json: bool) -> None:
+    """Methods over several data sets: a table of ranks, and what it says."""
+    scores = {
+        name: {line.method: line.spreads["personal"].mean for line in tables.lines(runs)}
+        for name, runs in found.items()
+    }
+    over = ranks.make_ranks(scores, {name: tables.lines(runs)[0].metric for name, runs in found.items()})
+    if over is None:
+        return
+    ranks.write_ranks(over, folder)
+    if not as_json:
+        console.print(view.ranks_table(over))
+        for sentence in ranks.in_words(over):
+            tell(console, sentence)
+        if latex:
+            tell(console, (folder / "ranks.tex").read_text("utf-8"))
+    tell(console, f"ranks: {folder / 'ranks.csv'}, {folder / 'ranks.tex'}")
+
+
+def play_on(comparison: Comparison, folder: Path, loggers: list[Any], latex: bool, as_json: bool, quiet: bool) -> Runs:
+    """Run or resume a comparison on one data set, and write its tables."""
     console = make_console(to_stderr=as_json)
     with view.GrowingTable(console, quiet) as table:
         runs = compare_methods(
@@ -136,18 +193,15 @@ def play_comparison(
             table.done,
         )
     tables.write_tables(runs, folder)
-    if as_json:
-        print(json.dumps({name: result.summary for name, result in runs.named().items()}, indent=2))
-    else:
+    if not as_json:
         console.print(view.comparison_table(tables.lines(runs)))
         if sentence := view.verdict(runs.methods(), tables.better_than_both(runs)):
             tell(console, sentence)
         if latex:
             tell(console, (folder / "table.tex").read_text("utf-8"))
-    page = report_room.write([r.folder for r in runs.values() if r.folder is not None], folder / "report.html")
     for path in (folder / "table.csv", folder / "table.tex"):
         tell(console, f"table: {path}")
-    tell(console, f"report: {page}")
+    return runs
 
 
 def _comparison_folder(config: Config, out: Path | None) -> Path:
@@ -214,7 +268,21 @@ def show(spec: str, values: dict[str, Any]) -> None:
     scene = make_scene(make_config(values))
     config = scene.config
     where = f"With model {config.model} on {config.data} and {config.clients} clients"
+    if trained := scene.task.trained_in_words:
+        where += f" ({trained})"
     tell(make_console(to_stderr=False), about_method(spec, describe(scene), where))
+
+
+def schema(values: dict[str, Any], out: Path | None) -> None:
+    console = make_console(to_stderr=True)
+    text, notes = schema_of(make_config(values))
+    for note in notes:
+        tell(console, note)
+    if out is None:
+        print(text, end="")
+    else:
+        write_text(out, text)
+        tell(console, f"{out}: edit it if you like, and use it with --data-schema {out}")
 
 
 def doctor(values: dict[str, Any]) -> None:
@@ -223,39 +291,38 @@ def doctor(values: dict[str, Any]) -> None:
         tell(console, line)
 
 
-def _client_number(client: str, names: tuple[str, ...]) -> int:
-    """A client by its number or its name."""
-    if client in names:
-        return names.index(client)
-    if client.isdigit():
-        return int(client)
-    if names:
-        raise unknown("client", client, names)
-    raise UsageError(f"clients of this run have no names, only numbers; got {client!r}")
-
-
 def _refuse_other_formats(path: Path) -> None:
     if path.suffix != ".safetensors":
         raise UsageError(f"models are written as safetensors; name the file {path.stem}.safetensors, got {path.name}")
 
 
 def _write_model(path: Path, model: Params, about: dict[str, str]) -> None:
-    content = save({k: v.contiguous() for k, v in model.items()}, metadata={"plures": __version__, **about})
+    _write(path, save({k: v.contiguous() for k, v in model.items()}, metadata={"plures": __version__, **about}))
+
+
+def _write(path: Path, content: bytes) -> None:
     try:
         path.write_bytes(content)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}") from None
 
 
-def export(folder: Path, client: str, out: Path, trust: bool) -> None:
+def export(folder: Path, client: str, out: Path, form: str | None, trust: bool) -> None:
     console = make_console(to_stderr=False)
-    _refuse_other_formats(out)
+    wanted = format_of(out, form)
     with doubting(folder, trust), open_simulation(folder, lambda line: tell(console, line)) as opened:
-        model = opened.personal_model(_client_number(client, opened.state.scene.names))
-        config, round = opened.state.scene.config, opened.state.round
-    _write_model(out, model, {"method": config.method, "model": str(config.model), "client": str(client)})
+        scene, round = opened.state.scene, opened.state.round
+        model = opened.whole_model(client_number(scene, client))
+    if wanted == "safetensors":
+        about = {"method": scene.config.method, "model": str(scene.config.model), "client": str(client)}
+        _write_model(out, model, about)
+    else:
+        _write(out, as_file(scene, model, wanted))
+    if scene.schema:
+        _write(out.with_suffix(".schema.toml"), scene.schema.encode())
     n_weights = sum(x.numel() for x in model.values())
-    tell(console, f"{out}: {len(model)} tensors, {n_weights:,} numbers, after round {round}")
+    beside = f"; how rows are read is in {out.with_suffix('.schema.toml')}" if scene.schema else ""
+    tell(console, f"{out}: {len(model)} tensors, {n_weights:,} numbers, after round {round}{beside}")
 
 
 def adapt(
@@ -276,13 +343,14 @@ def adapt(
             found = from_rows(opened.state, client_data, epochs)
         else:
             found = from_counts(opened.state, whole_numbers("--class-counts", str(class_counts)))
-        config = opened.state.scene.config
-    _write_model(out, found.model, {"method": config.method, "model": str(config.model)})
+        scene = opened.state.scene
+        config, metric = scene.config, scene.metric
+    _write_model(out, scene.task.whole(found.model), {"method": config.method, "model": str(config.model)})
     if as_json:
         print(json.dumps(found.summary | {"model": str(out)}, indent=2))
         return
     for number, accuracy in enumerate(found.summary.get("curve", [])):
-        tell(console, f"after {number} epochs: {view.percent(accuracy)} of its test rows are right")
+        tell(console, f"after {number} epochs: {metric.word} {metric.text(accuracy)} on its test rows")
     tell(console, f"{out}: {len(found.model)} tensors")
 
 

@@ -10,6 +10,7 @@ from plures.files import in_bytes
 from plures.runs import timing
 from plures.runs.describing import first_traffic
 from plures.runs.scene import Scene
+from plures.runs.simulation import settle
 from plures.simulate import memory
 from plures.simulate.grouping import group_clients
 from plures.simulate.sampling import draw_cohort
@@ -18,6 +19,7 @@ from plures.simulate.shapes import shapes_of
 
 def diagnosis(scene: Scene) -> list[str]:
     """Sizes, memory, traffic, odd clients, the engine, and the parts of the model."""
+    scene = settle(scene)
     config, task, method, population = scene.config, scene.task, scene.method, scene.population
     sizes = population.sizes().numpy()
     eligible = population.eligible()
@@ -35,6 +37,8 @@ def diagnosis(scene: Scene) -> list[str]:
         mark = "  <- head" if layer == task.head or task.is_head(names[0]) else ""
         shapes = ", ".join("x".join(map(str, task.initial[name].shape)) for name in names)
         lines.append(f"           {layer}: {shapes}{mark}")
+    if task.frozen:
+        lines.append(f"frozen     {task.trained_in_words}; {in_bytes(tree.n_bytes(task.frozen))} are frozen")
     lines.append(f"engine     {_engine_in_words(scene)}")
     ids = draw_cohort(eligible, config.participation, config.seed, 0, method.sampling)
     known = shapes_of(method, task, population.sizes())

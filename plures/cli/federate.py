@@ -79,7 +79,7 @@ def server(home: HomeOption = HOME) -> None:
 
 @app.command()
 def client(
-    data: Annotated[Path, typer.Option(help="our rows: an .npz file with x and y, and if you like is_test")],
+    data: Annotated[Path, typer.Option(help="our rows: a table (with --target), or an .npz file with x and y")],
     name: Annotated[str, typer.Option(help="our name in the federation")],
     home: HomeOption = HOME,
     model: Annotated[list[str] | None, typer.Option(help="a model of ours that may be asked for: module:Class")] = None,
@@ -87,9 +87,29 @@ def client(
         list[str] | None, typer.Option(help="a method of ours that may be asked for: module:Class")
     ] = None,
     threads: Annotated[int, typer.Option(help="of the processor, that training may use", min=1)] = 1,
+    target: Annotated[str | None, typer.Option(help="of a table: the column to predict")] = None,
+    drop: Annotated[str | None, typer.Option(help="of a table: columns that are not used, with commas")] = None,
+    time_column: Annotated[str | None, typer.Option(help="of a table: when a row was; the latest are tested")] = None,
+    task: Annotated[str | None, typer.Option(help="classes, binary, labels, number or count")] = None,
+    data_schema: Annotated[Path | None, typer.Option(help="of a table: a schema, if none is agreed on")] = None,
 ) -> None:
     """Take part in runs with our own rows, which stay here, until Ctrl-C."""
-    _operate().run_client(data, name, home, tuple(model or []), tuple(method or []), threads)
+    operate = _operate()
+    reading = operate.reading_of_client(target, drop, time_column, task, data_schema)
+    operate.run_client(data, name, home, tuple(model or []), tuple(method or []), threads, reading)
+
+
+@app.command()
+def schema(
+    home: HomeOption = HOME,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="the file", show_default="HOME/schema.toml")] = None,
+    seed: Annotated[int, typer.Option(help="as that of the runs: test rows tell nothing", min=0)] = 0,
+    test_share: Annotated[float, typer.Option(help="as that of the runs", min=0.01, max=0.99)] = 0.25,
+    wait: Annotated[float, typer.Option(help="seconds to wait until all clients are there")] = 60.0,
+    deadline: Deadline = 600.0,
+) -> None:
+    """Let clients with tables agree on how cells become numbers: they tell counts, means and words that they allow."""
+    _operate().make_schema(home, out, seed, test_share, wait, deadline)
 
 
 @app.command("start")

@@ -32,11 +32,13 @@ def listing(what: str) -> list[tuple[str, str]]:
     """Names, each with a line about it."""
     if what == "methods":
         methods = [(name, METHODS.doc(name).partition("\n")[0].partition(": ")[2]) for name in METHODS]
-        return methods + [(f"+{name}", ADDONS.line(name)) for name in ADDONS]
+        addons = [(f"+{name}", ADDONS.line(name)) for name in ADDONS]
+        return [(name, line + _tasks(name)) for name, line in methods + addons]
     if what == "data":
         own = [
+            ("FILE.csv", "your own table, or FILE.parquet; --target names the column to predict, see docs/data.md"),
             ("FILE.npz", "your own rows: arrays x and y, and if you like client and is_test"),
-            ("FOLDER", "your own clients, one file each: all .npz, all .csv (numbers and a label) or all .txt"),
+            ("FOLDER", "your own clients, one file each (.npz, .csv or .txt); or CLIENT/CLASS/ with images or texts"),
         ]
         others = [(name, REGISTERED.line(name)) for name in REGISTERED]
         return [(name, entry.description) for name, entry in DATA.items()] + others + own
@@ -45,6 +47,12 @@ def listing(what: str) -> list[tuple[str, str]]:
     if what == "partitions":
         return [(name, entry.description) for name, entry in PARTITIONS.items()]
     return [(name, one.title) for name, one in preset.load().items()]
+
+
+def _tasks(name: str) -> str:
+    """What a method or add-on can predict, if not everything."""
+    known = known_description(name.replace("+", "fedavg+", 1) if name.startswith("+") else name)
+    return " [classes only]" if known is not None and known.needs_classes else ""
 
 
 def print_data(data_dir: Path | None) -> None:
@@ -87,6 +95,8 @@ def about_method(spec: str, found: Description, where: str) -> str:
     lines += _tensors("up, per client and round", found.up)
     lines += _tensors("state kept by a client, never sent", found.kept)
     lines += [f"  state kept by the server: {in_bytes(found.server_bytes)}"]
+    tasks = f"classes alone: {found.needs_classes}" if found.needs_classes else "classes, labels, numbers and counts"
+    lines += ["", f"Predicts {tasks}"]
     return "\n".join(lines)
 
 

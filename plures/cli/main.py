@@ -55,6 +55,12 @@ def _top(
     pass
 
 
+def _tuning() -> "ModuleType":
+    from plures.cli import tuning  # here: it imports torch, as below
+
+    return tuning
+
+
 def _commands() -> "ModuleType":
     from plures.cli import commands  # here: it imports torch, which takes seconds, and help must come at once
 
@@ -83,9 +89,15 @@ def run(
 @app.command()
 @with_run_options
 def compare(
-    methods: Annotated[list[str], typer.Argument(help="two or more methods")],
+    methods: Annotated[
+        list[str] | None, typer.Argument(help="two or more methods; with --tuned, if left out, all of the tuning")
+    ] = None,
     *,
     given: dict[str, Any],
+    tuned: Annotated[
+        Path | None,
+        typer.Option("--tuned", help="use what `plures tune` found, and its options, on other seeds", metavar="DIR"),
+    ] = None,
     seeds: Annotated[str | None, typer.Option("--seeds", help="e.g. 0,1,2; each method is run with each")] = None,
     equal: Annotated[
         str, typer.Option("--equal", help="what all spend as much of as the first: rounds, bytes, seconds or flops")
@@ -101,12 +113,50 @@ def compare(
 ) -> None:
     """Several methods on the same split, schedule and initial weights; a table and a report."""
     values = collect(config, given, set_)
-    _commands().compare(list(methods), values, seeds, equal, latex, out, log, as_json, quiet, dry_run)
+    _commands().compare(list(methods or []), values, tuned, seeds, equal, latex, out, log, as_json, quiet, dry_run)
+
+
+@app.command()
+@with_run_options
+def tune(
+    methods: Annotated[list[str], typer.Argument(help="one or more methods; what stands in a name is held")],
+    *,
+    given: dict[str, Any],
+    trials: Annotated[int, typer.Option("--trials", help="settings that are tried for each method", min=1)] = 30,
+    budget: Annotated[
+        str, typer.Option("--budget", help="what each method may spend as much of as the first: trials, flops, seconds")
+    ] = "trials",
+    objective: Annotated[
+        str, typer.Option("--objective", help="what is searched for, on validation rows: personal, worst5 or generic")
+    ] = "personal",
+    search: Annotated[
+        str | None,
+        typer.Option(
+            "--search",
+            help="options that are searched besides methods' settings, and settings that are searched only if named",
+            show_default="lr,epochs",
+        ),
+    ] = None,
+    space: Annotated[
+        Path | None, typer.Option("--space", help="other ranges, from a TOML file", metavar="FILE")
+    ] = None,
+    seeds: Annotated[str | None, typer.Option("--seeds", help="e.g. 0,1; a trial is its mean over them")] = None,
+    set_: Setting = None,
+    config: ConfigFile = None,
+    out: Out = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Search for better settings of methods, on validation rows, with the same budget for each."""
+    values = collect(config, given, set_)
+    words = (seeds, trials, budget, objective, search, space, out, as_json, quiet, dry_run)
+    _tuning().tune(list(methods), values, *words)
 
 
 @app.command()
 def resume(
-    folder: Annotated[Path, typer.Argument(help="a run folder, or that of a comparison", metavar="RUN")],
+    folder: Annotated[Path, typer.Argument(help="a run folder, or that of a comparison or a tuning", metavar="RUN")],
     rounds: Annotated[
         int | None, typer.Option("--rounds", help="play on until there are so many rounds in all", min=1)
     ] = None,
@@ -115,7 +165,10 @@ def resume(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Resume a run, or a comparison, exactly where it stopped."""
+    """Resume a run, a comparison or a tuning, exactly where it stopped."""
+    if rounds is None and (folder / "tuning.toml").exists():
+        _tuning().resume_tuning(folder, workers, trust, as_json, quiet)
+        return
     _commands().resume(folder, rounds, workers, trust, as_json, quiet)
 
 
@@ -133,6 +186,25 @@ def reproduce(
 ) -> None:
     """A paper's table, with the published numbers beside ours. If it was stopped, it is resumed."""
     _commands().reproduce(preset, scale, only or [], data_dir, workers, out, as_json, quiet, dry_run)
+
+
+@app.command()
+def claims(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(help="papers (FedALA, Fed-RoD, pFedLA, PLGU, AFML) or claims; all if left out", metavar="PAPER"),
+    ] = None,
+    data_dir: Annotated[str | None, typer.Option("--data-dir", help="folder of data sets")] = None,
+    workers: Workers = None,
+    out: Annotated[Path, typer.Option("--out", help="the folder of records; what is there is not run again")] = Path(
+        "claims"
+    ),
+    as_json: Json = False,
+    quiet: Quiet = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="tell what is missing, and how long it will take")] = False,
+) -> None:
+    """Test what the papers claim: methods tuned alike, other seeds scored, a verdict. It goes on where it stopped."""
+    _tuning().claims(words or [], data_dir, workers, out, as_json, quiet, dry_run)
 
 
 @app.command("list")
@@ -157,6 +229,19 @@ def data_get(
 ) -> None:
     """Check a data set, and fetch it from its publisher if it is not here."""
     listing.get_data(name, data_dir)
+
+
+@data_app.command("schema")
+@with_run_options
+def data_schema(
+    file: Annotated[str, typer.Argument(help="a .csv or .parquet file, or a folder of .csv files")],
+    *,
+    given: dict[str, Any],
+    config: ConfigFile = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="the file to write", show_default="print it")] = None,
+) -> None:
+    """What the columns of a table are, and how their cells become numbers: by the training rows of the run."""
+    _commands().schema(collect(config, given | {"data": file}, None), out)
 
 
 @app.command("show")
@@ -188,10 +273,14 @@ def export(
     folder: RunFolder,
     client: Annotated[str, typer.Option("--client", help="whose model: the client's number, or its name")],
     out: Annotated[Path, typer.Option("-o", "--out", help="the file to write")] = Path("model.safetensors"),
+    form: Annotated[
+        str | None,
+        typer.Option("--format", help="safetensors, torchscript or onnx", show_default="by the ending of the file"),
+    ] = None,
     trust: Trust = False,
 ) -> None:
-    """The personal model of a client as a safetensors file."""
-    _commands().export(folder, client, out, trust)
+    """The personal model of a client as a file: .safetensors, .pt (TorchScript) or .onnx."""
+    _commands().export(folder, client, out, form, trust)
 
 
 @app.command()

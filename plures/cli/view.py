@@ -12,19 +12,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from plures.files import in_bytes
+from plures.learn.metrics import ACCURACY, Metric
 from plures.runs.callbacks import Callback
 from plures.runs.loop import Result
-from plures.runs.results import Round
+from plures.runs.results import Round, generic_of, harm_in_words, metric_of
 from plures.runs.state import RunState
 from plures.studies import reproduce
 from plures.studies.preset import Preset, Scale
-from plures.studies.tables import BASELINES, Line, footnotes, percent_of
+from plures.studies.ranks import Ranks
+from plures.studies.tables import BASELINES, Line, footnotes, text_of
 
 SECONDS_BETWEEN_LINES = 1.0  # where there is no terminal to draw a bar on
-
-
-def percent(value: float | None) -> str:
-    return "-" if value is None or np.isnan(value) else f"{100 * value:.2f} %"
 
 
 class ProgressReport(Callback):
@@ -72,7 +70,7 @@ class ProgressReport(Callback):
         self.n_bytes += row.bytes_down + row.bytes_up
         numbers = f"loss {row.loss:.4f}"
         if row.personal_mean is not None:
-            numbers += f"  personal {percent(row.personal_mean)}"
+            numbers += f"  personal {state.scene.metric.text(row.personal_mean)}"
         numbers += f"  {in_bytes(self.n_bytes)}"
         if self.bar is not None:
             self.bar.update(self.task, completed=row.round, numbers=numbers)
@@ -132,8 +130,8 @@ class GrowingTable:
         if self.live is None:
             return
         at = f"{state.round}/{state.scene.config.rounds}"
-        accuracy = percent(row.personal_mean) if row is not None and row.personal_mean is not None else "..."
-        self.running = [name, accuracy, "", "", "", "", "", at]
+        score = "..." if row is None or row.personal_mean is None else state.scene.metric.text(row.personal_mean)
+        self.running = [name, score, "", "", "", "", "", at]
         self.live.update(self.table())
 
     def done(self, method: str, seed: int, result: Result) -> None:
@@ -173,7 +171,7 @@ def comparison_table(found: list[Line]) -> Table:
     for line in found:
         table.add_row(
             line.method,
-            *[percent_of(spread) for spread in line.spreads.values()],
+            *[text_of(spread, line.metric) for spread in line.spreads.values()],
             "-" if not line.harmed else f"{np.mean(line.harmed):.4g}",
             in_bytes(line.n_bytes),
             f"{line.flops:.1e}",
@@ -182,11 +180,32 @@ def comparison_table(found: list[Line]) -> Table:
             "" if line.p_holm is None else f"{line.p_holm:.2g}",
         )
     table.caption = (
-        "accuracies in %; harmed: clients that lose more than one test row, and more than a point, against training "
+        f"{measured_in(found[0].metric)}; harmed: clients that lose {harm_in_words(found[0].metric)}, against training "
         f"alone; p: how likely such a difference to {found[0].method} would be by chance (signs of the clients' "
         "differences flipped), and corrected for the number of methods (Holm)"
     ) + "".join(f"; {note}" for note in footnotes(found))
     return table
+
+
+def ranks_table(found: Ranks) -> Table:
+    """Accuracies on each data set with the method's place, and mean ranks, the best first."""
+    table = Table(box=box.SIMPLE, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False)
+    for head in ("method", "mean rank", *found.blocks):
+        table.add_column(head, justify="left" if head == "method" else "right", no_wrap=True)
+    for i, method in enumerate(found.methods):
+        cells = [f"{found.text(k, i)} ({found.ranks[k, i]:g})" for k in range(len(found.blocks))]
+        table.add_row(method, f"{found.mean[i]:.2f}", *cells)
+    words = dict.fromkeys(measured_in(metric) for metric in found.metrics)
+    table.caption = f"of personal models: {' or '.join(words)}, and the place of the method on that data set"
+    return table
+
+
+def measured_in(metric: Metric) -> str:
+    """What the numbers of a table are."""
+    if metric is ACCURACY:
+        return "accuracies in %"
+    better = "" if metric.is_higher_better else ", lower is better"
+    return f"{metric.word}{' in %' if metric.is_share else ''}{better}"
 
 
 def verdict(methods: list[str], better: list[str]) -> str:
@@ -242,8 +261,9 @@ def new_clients_line(summary: dict[str, Any]) -> str:
     found = summary.get("new_clients")
     if not found:
         return ""
-    generic = "" if found["generic"] is None else f" (the generic model: {percent(found['generic'])})"
-    before, after = percent(found["before"]), percent(found["after"])
+    metric = metric_of(summary)
+    generic = "" if found["generic"] is None else f" (the generic model: {metric.text(found['generic'])})"
+    before, after = metric.text(found["before"]), metric.text(found["after"])
     return f"{found['n']} new clients: {before} at once, {after} after {len(found['curve']) - 1} epochs{generic}"
 
 
@@ -262,13 +282,13 @@ def result_line(name: str, summary: dict[str, Any]) -> str:
 
 
 def result_cells(name: str, summary: dict[str, Any]) -> list[str]:
-    personal, generic = summary["personal"] or {}, summary["generic"] or {}
+    personal, metric = summary["personal"] or {}, metric_of(summary)
     return [
         name,
-        percent(personal.get("mean")),
-        percent(personal.get("worst5")),
-        percent(personal.get("pooled")),
-        percent(generic.get("accuracy")),
+        metric.text(personal.get("mean")),
+        metric.text(personal.get("worst5")),
+        metric.text(personal.get("pooled")),
+        metric.text(generic_of(summary)),
         "-" if summary["harmed"] is None else str(summary["harmed"]),
         in_bytes(summary["bytes"]["down"] + summary["bytes"]["up"]),
         f"{summary['seconds']['total']:.1f}",

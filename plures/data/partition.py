@@ -112,7 +112,8 @@ def make_split(
         used = draw_rows(dataset, share, generator(seed, "share of rows"))
         client = None if dataset.client is None else dataset.client[used]
         n_train = int((used < dataset.n_train).sum())
-        some = dataset._replace(x=dataset.x[used], y=dataset.y[used], n_train=n_train, client=client)
+        time = None if dataset.time is None else dataset.time[used]
+        some = dataset._replace(x=dataset.x[used], y=dataset.y[used], n_train=n_train, client=client, time=time)
         split = make_split(some, partition, n_clients, seed, test_share, min_rows=min_rows)
         return split._replace(train=[used[rows] for rows in split.train], test=[used[rows] for rows in split.test])
     if n_clients is None:
@@ -120,9 +121,12 @@ def make_split(
     clients = kind.make(dataset, n_clients, value, generator(seed, "partition"))
     if kind.keeps_test and dataset.n_train < len(dataset.y):
         parts = [(rows[rows < dataset.n_train], rows[rows >= dataset.n_train]) for rows in clients]
+    elif dataset.time is not None:
+        parts = [latest_for_testing(rows, dataset.time[rows], test_share) for rows in clients]
     else:
         rng = generator(seed, "test rows")
-        parts = [split_train_test(rows, dataset.y[rows], test_share, rng) for rows in clients]
+        y = dataset.y if dataset.target.is_classes else np.zeros(len(dataset.y), np.int64)
+        parts = [split_train_test(rows, y[rows], test_share, rng) for rows in clients]
     split = Split([train for train, _ in parts], [test for _, test in parts])
     split = split._replace(notes=_unused(partition, dataset, split, n_clients))
     if kind.finish is not None:
@@ -166,7 +170,8 @@ def without_small_clients(split: Split, min_rows: int) -> Split:
 
 def draw_rows(dataset: Dataset, share: float, rng: np.random.Generator) -> np.ndarray:
     """A random share of the rows of each class, at least one row, sorted."""
-    labels = dataset.y if dataset.y.ndim == 1 else np.zeros(len(dataset.y), np.int64)
+    has_classes = dataset.y.ndim == 1 and dataset.target.is_classes
+    labels = dataset.y if has_classes else np.zeros(len(dataset.y), np.int64)
     chosen = []
     for label in np.unique(labels):
         rows = np.flatnonzero(labels == label)
@@ -618,6 +623,8 @@ def _main_counts(is_main: np.ndarray, k: int, supply: np.ndarray) -> np.ndarray 
 
 def _rows_of_classes(y: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
     """The rows of each class that has any, shuffled, in the order of the classes."""
+    if y.dtype.kind == "f":
+        raise UsageError("rows have no classes, so they cannot be divided by class. Use the partition natural or iid.")
     if y.ndim > 1:
         raise UsageError(
             f"each row of the data has {y.shape[1]} labels, so rows cannot be divided by class. "
@@ -675,6 +682,15 @@ def _fill_up(owner: np.ndarray, n_clients: int, least: int, rng: np.random.Gener
     place = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)  # of each row within its client
     taken = order[place < np.repeat(given, sizes)]
     owner[rng.permutation(taken)] = np.repeat(np.arange(n_clients), missing)
+
+
+def latest_for_testing(rows: np.ndarray, time: np.ndarray, test_share: float) -> tuple[np.ndarray, np.ndarray]:
+    """Split the rows of a client: the latest ones are for testing."""
+    if len(rows) < 2:
+        return rows, rows[:0]
+    n_test = min(max(round(test_share * len(rows)), 1), len(rows) - 1)
+    order = rows[np.argsort(time, kind="stable")]
+    return np.sort(order[:-n_test]), np.sort(order[-n_test:])
 
 
 def split_train_test(

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from plures import seeds
 from plures.data.batches import LAST_BATCH, LastBatch
+from plures.data.dataset import Target
 from plures.data.shard import Shard
 from plures.errors import UsageError
 
@@ -22,6 +23,17 @@ def _fingerprint(arrays: Sequence[np.ndarray]) -> str:
         total.update(f"{array.dtype} {array.shape}".encode())
         total.update(np.ascontiguousarray(array).data)
     return total.hexdigest()
+
+
+def draw_validation(train: Sequence[np.ndarray], share: float, seed: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """The training rows that are left of each client, and a share of them for validation: at least one row of two."""
+    left, validation = [], []
+    for client, rows in enumerate(train):
+        n = min(max(1, int(share * len(rows))), len(rows) - 1) if len(rows) > 1 else 0
+        order = seeds.generator(seed, "validation", client).permutation(len(rows))
+        left.append(np.sort(rows[order[n:]]))
+        validation.append(np.sort(rows[order[:n]]))
+    return left, validation
 
 
 class Population(NamedTuple):
@@ -37,6 +49,7 @@ class Population(NamedTuple):
     validation: Sequence[np.ndarray] = ()  # validation rows of each client, if there are any
     pool: np.ndarray = np.zeros(0, np.int64)  # test rows from all clients, on which every personal model is tested
     last_batch: LastBatch = "keep"  # in training, what becomes of rows that fill no batch
+    target: Target = Target()
     work: tuple[int, int] | None = None  # least and most epochs (or steps) of a round, if clients do different amounts
 
     def fingerprints(self) -> dict[str, str]:
@@ -65,8 +78,8 @@ class Population(NamedTuple):
 
         Every client keeps its first row, so that none is left without any.
         """
-        if self.y.dim() != 1:
-            raise UsageError("this method needs some public rows of each class; rows with several labels have none")
+        if self.y.dim() != 1 or not self.target.is_classes:
+            raise UsageError("this method needs some public rows of each class; these rows have no class of their own")
         rng, labels = seeds.generator(self.seed, "public rows"), self.y.numpy()
         spare = np.concatenate([rows[1:] for rows in self.train])
         public = []
@@ -84,12 +97,7 @@ class Population(NamedTuple):
         """The clients with a share of their training rows as validation rows: at least one row, if a client has two."""
         if not share:
             return self
-        train, validation = [], []
-        for client, rows in enumerate(self.train):
-            n = min(max(1, int(share * len(rows))), len(rows) - 1) if len(rows) > 1 else 0
-            order = seeds.generator(self.seed, "validation", client).permutation(len(rows))
-            train.append(np.sort(rows[order[n:]]))
-            validation.append(np.sort(rows[order[:n]]))
+        train, validation = draw_validation(self.train, share, self.seed)
         return self._replace(train=train, validation=validation)
 
     def with_pool(self, n_rows: int) -> "Population":
@@ -105,6 +113,10 @@ class Population(NamedTuple):
             return self.pool
         return {"train": self.train, "test": self.test, "validation": self.validation}[part][client]
 
+    def most_tested(self) -> int:
+        """The largest number of test rows, or validation rows, of a client."""
+        return max((len(rows) for rows in (*self.test, *self.validation)), default=0)
+
     def sizes(self) -> Tensor:
         """[client], numbers of training rows."""
         return torch.tensor([len(rows) for rows in self.train])
@@ -118,7 +130,8 @@ class Population(NamedTuple):
         labels = self.y.numpy()
         for i, client in enumerate(ids):
             rows[i, : sizes[i]] = own[i]
-            counts[i] = np.bincount(labels[self.train[client]].ravel(), minlength=self.n_classes)
+            if self.target.is_classes:
+                counts[i] = np.bincount(labels[self.train[client]].ravel(), minlength=self.n_classes)
         return Shard(
             self.x,
             self.y,

@@ -13,6 +13,7 @@ import numpy as np
 
 from plures.data import text
 from plures.data.dataset import Dataset, check, check_range
+from plures.data.folders import kind_of_folder, read_labelled_folder
 from plures.data.readers import (
     KEYS,
     as_dataset,
@@ -25,12 +26,15 @@ from plures.data.readers import (
     read_txt_files,
     scale,
 )
+from plures.data.reading import Reading
+from plures.data.tables import join_tables, read_table, table_dataset
 from plures.errors import DataError, unknown
 from plures.registry import Registry
 
 # Data sets of other packages: functions without arguments that return a Dataset, or arrays as `as_dataset` takes them.
 REGISTERED: Registry[Callable[[], Any]] = Registry("data set", "plures.data", {})
 
+CLIENT_OF_FILE = "(file)"  # the column with the name of a row's file, where each client has one
 NEWS_WORDS = 200  # words per row of AG News; longer texts are cut
 
 
@@ -43,7 +47,7 @@ class Source(NamedTuple):
     needs: str  # which files must be there
 
 
-def load(name_or_path: str, data_dir: Path | None = None) -> Dataset:
+def load(name_or_path: str, data_dir: Path | None = None, reading: Reading = Reading()) -> Dataset:  # noqa: B008
     """The data set of this name, in this .npz file, or in this folder with one file per client.
 
     Names are looked up in `data_dir`, or else $PLURES_DATA, or else the folder plures of the user's
@@ -62,6 +66,10 @@ def load(name_or_path: str, data_dir: Path | None = None) -> Dataset:
         check(dataset)
         return dataset
     path = Path(os.path.expanduser(name_or_path))
+    table = _read_as_table(name_or_path, path, reading, data_folder(data_dir))
+    if table is not None:
+        check(table)
+        return table
     if path.suffix == ".npz":
         return read_npz(name_or_path, path)
     if path.suffix.lower() == ".csv" and path.is_file():
@@ -75,6 +83,26 @@ def load(name_or_path: str, data_dir: Path | None = None) -> Dataset:
             f"make a folder with one .npz, .csv or .txt file per client, or name one of: {', '.join(DATA)}."
         )
     raise unknown("data", name_or_path, [*DATA, *REGISTERED])
+
+
+def _read_as_table(name: str, path: Path, reading: Reading, cache: Path) -> Dataset | None:
+    """A table, or a folder of tables, images or texts; None if it is something else."""
+    suffix = path.suffix.lower()
+    if path.is_dir() and kind_of_folder(path):
+        return read_labelled_folder(name, path, reading)
+    if suffix == ".parquet" or (suffix in (".csv", ".tsv") and reading.is_table):
+        if not path.exists():
+            raise DataError(f"{name} does not exist. Give the path of a file, or a name of `plures list data`.")
+        return table_dataset(name, read_table(path, cache / "tables"), reading)
+    if path.is_dir() and reading.is_table:
+        files = sorted(path.glob("*.csv"), key=lambda file: file.stem)
+        if not files:
+            raise DataError(f"{name} holds no .csv file; a folder of tables has one for each client.")
+        table = join_tables(name, [read_table(file, cache / "tables") for file in files], CLIENT_OF_FILE)
+        return table_dataset(name, table, reading._replace(client=reading.client or CLIENT_OF_FILE))
+    if reading.is_table:
+        raise DataError(f"{name} is not a table: --target and the like are for .csv and .parquet files.")
+    return None
 
 
 def data_folder(data_dir: Path | None = None) -> Path:

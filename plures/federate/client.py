@@ -18,17 +18,23 @@ from safetensors.torch import save
 
 from plures import tree
 from plures._version import __version__
+from plures.data import schema as schemas
 from plures.data import sources
+from plures.data.dataset import Dataset
 from plures.data.population import Population
+from plures.data.reading import Reading
+from plures.data.tables import Plan, plan_table, read_table
 from plures.errors import DataError, PluresError, RunFailed, UsageError
-from plures.federate import audit, wire
+from plures.federate import agree, audit, wire
 from plures.federate.ledger import Ledger, prune_versions
 from plures.federate.policy import Policy
 from plures.federate.wire import Refused
-from plures.files import disk_failure, write_bytes
+from plures.files import disk_failure, write_bytes, write_text
+from plures.learn.metrics import ACCURACY, Metric, find_metric
 from plures.methods.base import Schedule
 from plures.methods.messages import Same
 from plures.methods.naming import own_code
+from plures.models.names import split_sizes
 from plures.runs import checkpoint
 from plures.runs.adapt import own_rows
 from plures.runs.callbacks import Say
@@ -50,10 +56,11 @@ class Membership(NamedTuple):
     shapes: Shapes
     folder: Path
     rounds: int  # that the experiment has
+    metric: Metric = ACCURACY  # that it goes by
 
     def do(self, kind: Kind, asked: wire.RoundRequest, received: Tree, state: Tree) -> dict[str, Tree]:
         """Train or score, with the rows and the random keys of a round."""
-        is_new = kind == "score" and asked.is_new
+        is_new = kind in ("score", "outputs") and asked.is_new
         job = Job(kind, asked.round, False, 0, [0], [asked.client], states="new" if is_new else "kept")
         return self.work.compute(job, Same(received), () if is_new else as_stack(state))[0]
 
@@ -70,14 +77,34 @@ class Client:
         own_models: tuple[str, ...] = (),
         own_methods: tuple[str, ...] = (),
         policy: Policy = Policy(),  # noqa: B008
+        reading: Reading = Reading(),  # noqa: B008
     ) -> None:
-        """`own_models` and `own_methods` name code on this machine, as module:Class, that a server may ask for."""
+        """`own_models` and `own_methods` name code on this machine, as module:Class, that a server may ask for.
+
+        reading: how our table is read, if our rows are one.
+        """
         self.name, self.folder, self.say = name, folder, say
         self.own_models, self.own_methods, self.policy = own_models, own_methods, policy
         self.ledger = Ledger(folder, policy)
-        self.data = sources.load(str(data))
+        self.path, self.reading = data, reading._replace(alone=True)
+        reading = self.reading
+        self.plan = plan_table(read_table(data), reading) if reading.target and not reading.text else None
+        self.data, self.schema_hash = self._read_rows()
         self._memberships: dict[str, Membership] = {}
         self._last = (b"", b"")  # hash of the last message, and the answer to it
+
+    def _read_rows(self) -> tuple[Dataset, str]:
+        """Our rows, and the hash of the schema that they are read by; until there is one, they are not numbers yet."""
+        agreed, reading = self.folder / agree.FILE, self.reading
+        if reading.schema is None and agreed.exists():
+            reading = reading._replace(schema=str(agreed))
+        data = sources.load(str(self.path), None, reading)
+        if data.encode is None or (self.plan is not None and reading.schema is None):
+            return data, ""
+        encoded = data.encode(np.arange(len(data.y)))
+        for note in encoded.notes:
+            self.say(note)
+        return encoded, hashlib.sha256(encoded.schema.encode()).hexdigest()
 
     def answer(self, message: bytes, unseal: Callable[[bytes], bytes] | None = None) -> bytes:
         """The answer to a message. If an error occurs, only its type is sent, never its text.
@@ -114,14 +141,45 @@ class Client:
         kind = fields.get("kind")
         if kind == "hello":
             return self._answer_hello(wire.check_fields(wire.HelloRequest, fields))
+        if kind == "schema":
+            return self._answer_schema(wire.check_fields(wire.SchemaRequest, fields))
+        if kind == "offer":
+            return self._answer_offer(wire.check_fields(wire.SchemaOffer, fields))
         if kind == "round":
             return self._answer_round(wire.check_fields(wire.RoundRequest, fields), tensors)
         if kind == "adapt":
             return self._answer_adapt(wire.check_fields(wire.AdaptRequest, fields), tensors)
         raise Refused("its kind is unknown")
 
+    def _own_plan(self) -> Plan:
+        if self.plan is None:
+            raise Refused("our rows are no table; start us with --target", "schema")
+        return self.plan
+
+    def _answer_schema(self, asked: wire.SchemaRequest) -> bytes:
+        plan = self._own_plan()
+        self.ledger.count_start(f"rows by seed {asked.seed} and share {asked.test_share}")
+        train, _ = own_rows(self.data, asked.seed, asked.test_share)
+        reply = agree.describe(plan, train, self.policy, asked.as_words)
+        told = [column.name for column in reply.columns if column.words]
+        told_of = ", ".join(told) or "none"
+        self.say(f"we tell numbers of rows, means and variances of {len(reply.columns)} columns; words of: {told_of}")
+        return wire.pack(reply, {})
+
+    def _answer_offer(self, asked: wire.SchemaOffer) -> bytes:
+        schema = agree.check_offer(asked.text, self._own_plan())
+        text = schemas.to_text(schema)
+        write_text(self.folder / agree.FILE, text)
+        self.reading = self.reading._replace(schema=None)
+        self.data, self.schema_hash = self._read_rows()
+        self._memberships = {}
+        self.say(f"we read our rows by the schema of the federation, {len(schema.columns)} columns, in {agree.FILE}")
+        return wire.pack(wire.OfferReply(schema_hash=self.schema_hash), {})
+
     def _answer_hello(self, asked: wire.HelloRequest) -> bytes:
         data = self.data
+        if data.encode is not None:
+            raise Refused("we have no schema yet: the operator makes one with `plures federate schema`", "schema")
         self.ledger.count_start(f"rows by seed {asked.seed} and share {asked.test_share}")
         train, test = own_rows(data, asked.seed, asked.test_share)
         self.policy.check_rows(len(train))
@@ -138,6 +196,8 @@ class Client:
                 label_axes=data.y.ndim,
                 n_classes=data.n_classes,
                 n_tokens=data.n_tokens,
+                task=data.target.kind,
+                schema_hash=self.schema_hash,
                 version=__version__,
             ),
             {},
@@ -164,9 +224,14 @@ class Client:
         n_flops = 0
         if asked.score and len(population.test[client]) >= self.policy.least_test_rows:
             received = parts["newcomer" if asked.is_new else "serve"]
-            personal = self._scores(member, asked, member.do("score", asked, received, state))
+            outputs = None
+            if member.metric is not ACCURACY:
+                outputs = member.do("outputs", asked, received, state)["outputs"][0]
+            personal = self._scores(member, asked, member.do("score", asked, received, state), outputs)
             if parts["generic"]:
-                generic = self._scores(member, asked, member.do("generic", asked, parts["generic"], state))
+                if member.metric is not ACCURACY:
+                    outputs = member.do("generic outputs", asked, parts["generic"], state)["outputs"][0]
+                generic = self._scores(member, asked, member.do("generic", asked, parts["generic"], state), outputs)
         if asked.last:
             self._write_model(member, asked, parts["newcomer" if asked.is_new else "serve"], state)
         if asked.train:
@@ -205,7 +270,12 @@ class Client:
         if experiment.n_classes > max(self.policy.most_classes, data.n_classes):
             raise Refused(f"{experiment.n_classes} classes; most_classes = {self.policy.most_classes}", "setting")
         x, y = torch.from_numpy(data.x), torch.from_numpy(data.y)
-        task = task_of(config, x[0], experiment.n_classes, experiment.n_tokens)
+        if data.encode is not None or data.target.kind != experiment.task:
+            raise Refused("our rows are not what the experiment predicts, or we have no schema yet", "schema")
+        task = task_of(config, x[0], experiment.n_classes, experiment.n_tokens, None, experiment.task)
+        metric = find_metric(experiment.metric, experiment.task)
+        if task.frozen_fingerprint != experiment.frozen:
+            raise DataError(f"the frozen weights of {config.model} here are not those of the server")
         method = method_of(config)
         method = method.with_schedule(Schedule(experiment.n_clients, config.rounds, config.participation))
         train, test = own_rows(data, config.seed, config.test_share)
@@ -218,7 +288,7 @@ class Client:
         population = Population(
             x=x, y=y, n_classes=experiment.n_classes, seed=config.seed, smallest=task.smallest_batch, **everybody
         )
-        population = as_configured(population, config)
+        population = as_configured(population, config)._replace(target=data.target)
         shapes = shapes_of(method, task, torch.arange(experiment.n_clients))
         self.ledger.bind(experiment, client, shapes)
         self.ledger.forget_old(experiment.id, self.say)
@@ -228,14 +298,14 @@ class Client:
         for line in wire.manifest_lines(shapes):
             self.say(line)
         work = Work(method, task, population, initial, "one_by_one", new_epochs=config.new_epochs)
-        return Membership(work, shapes, self.ledger.place(experiment.id), config.rounds)
+        return Membership(work, shapes, self.ledger.place(experiment.id), config.rounds, metric)
 
     def _allowed_config(self, values: dict[str, Any]) -> Config:
         """The config of a run, if it names no code of ours that we have not allowed."""
         for name in sorted(wire.NEVER_SENT & values.keys()):
             raise Refused(f"the server asks for {name}, which is not for it to ask", "setting")
         config = make_config(values)
-        if ":" in str(config.model) and config.model not in self.own_models:
+        if ":" in split_sizes(str(config.model))[0] and config.model not in self.own_models:
             raise UsageError(f"the server asks for the model {config.model}; allow it with --model {config.model}")
         for code in own_code(config.method):
             if code not in self.own_methods:
@@ -288,7 +358,7 @@ class Client:
         shards = work.population.shards([asked.client], "train", "personalize", asked.round)
         fn = personal_function(work, asked.is_new)
         personal = work.run(fn, Same(received), () if asked.is_new else as_stack(state), shards)
-        self._save_model(asked.experiment, tree.row(personal, 0))
+        self._save_model(asked.experiment, work.task.whole(tree.row(personal, 0)))
 
     def _save_model(self, experiment: wire.Experiment, model: Tree) -> None:
         path = self.folder / "models" / f"{experiment.id}.safetensors"
@@ -315,21 +385,36 @@ class Client:
         n_train, n_test = len(alone.train[0]), len(alone.test[0])
         curve: list[float] = []
         if n_test >= self.policy.least_test_rows:
-            found = adaptation_curve(work, received, newcomer, asked.epochs, asked.round)
-            curve = [self._hits_to_tell(each[0] * n_test, alone.test[0]) / n_test for each in found]
-        self._save_model(asked.experiment, adapted_model(work, received, asked.epochs, asked.round))
+            found = adaptation_curve(work, received, newcomer, asked.epochs, asked.round, member.metric)
+            curve = [self._curve_to_tell(member.metric, each[0], alone.test[0]) for each in found]
+        adapted = adapted_model(work, received, asked.epochs, asked.round)
+        self._save_model(asked.experiment, work.task.whole(adapted))
         reply = wire.AdaptReply(experiment=asked.experiment.id, curve=curve, n_train=n_train, n_test=n_test)
         return wire.pack(reply, {})
 
     # Scores
 
-    def _scores(self, member: Membership, asked: wire.RoundRequest, found: dict[str, Tree]) -> wire.Scores:
+    def _curve_to_tell(self, metric: Metric, value: float, rows: np.ndarray) -> float:
+        if metric is ACCURACY:
+            return self._hits_to_tell(value * len(rows), rows) / len(rows)
+        return self.policy.value_to_tell(value) or 0.0
+
+    def _scores(
+        self, member: Membership, asked: wire.RoundRequest, found: dict[str, Tree], outputs: torch.Tensor | None
+    ) -> wire.Scores:
         """What is told of a model: by the policy, no more than it allows."""
-        one = tree.row(found["scores"], 0)
-        hits = self._hits_to_tell(float(one["hits"]), member.work.population.test[asked.client])
-        return wire.Scores(hits=hits, loss=float(one["loss"]) if self.policy.test_loss else None, n=int(one["n"]))
+        one, population = tree.row(found["scores"], 0), member.work.population
+        rows, value = population.test[asked.client], None
+        hits = self._hits_to_tell(float(one["hits"]), rows)
+        if outputs is not None:
+            y = population.y[rows].numpy()
+            value = self.policy.value_to_tell(member.metric.of(outputs[: len(rows)].numpy(), y, population.target))
+        loss = float(one["loss"]) if self.policy.test_loss else None
+        return wire.Scores(hits=hits, loss=loss, n=int(one["n"]), value=value)
 
     def _hits_to_tell(self, hits: float, rows: np.ndarray) -> float:
+        if not self.data.target.is_classes:
+            return 0.0 if self.data.target.is_real else self.policy.hits_to_tell(hits, len(rows), 0.0)
         labels = self.data.y[rows]
         most_frequent = np.bincount(labels.ravel()).max(initial=0) * len(rows) / max(1, labels.size)
         return self.policy.hits_to_tell(hits, len(rows), float(most_frequent))

@@ -21,6 +21,7 @@ import torch
 from flwr.serverapp import Grid
 
 from plures._version import __version__
+from plures.data.reading import Reading
 from plures.errors import RunFailed, UsageError
 from plures.federate import audit, backup, credentials, flower, server, wire
 from plures.federate.client import Client
@@ -28,11 +29,12 @@ from plures.federate.credentials import Home
 from plures.federate.flower import Address, FlowerLink
 from plures.federate.policy import FILE, read_policy
 from plures.federate.server import Caps, FederatedClients, RoundLimits
-from plures.files import lock, lock_holder, note_after_crash, read_toml
+from plures.files import lock, lock_holder, note_after_crash, read_toml, write_text
 from plures.runs.callbacks import Callback, Say
-from plures.runs.config import Config
+from plures.runs.config import Config, make_config
 from plures.runs.folders import new_folder
 from plures.runs.loop import Result
+from plures.runs.scene import reading_of
 
 FORGET_SECONDS = 120.0  # until the server has noticed that a client is gone
 STOP_SERVER_SECONDS, STOP_RUN_SECONDS = 30.0, 3600.0  # longest time to stop; a run completes its round first
@@ -190,8 +192,23 @@ def _last_error(log: Path) -> str:
 # A client
 
 
+def reading_of_client(
+    target: str | None, drop: str | None, time_column: str | None, task: str | None, schema: Path | None
+) -> Reading:
+    """How a client reads its table."""
+    given = {"target": target, "drop": drop, "time_column": time_column, "task": task}
+    given |= {"data_schema": None if schema is None else str(schema)}
+    return reading_of(make_config({key: value for key, value in given.items() if value is not None}))
+
+
 def run_client(
-    data: Path, name: str, home: Path, models: tuple[str, ...], methods: tuple[str, ...], threads: int
+    data: Path,
+    name: str,
+    home: Path,
+    models: tuple[str, ...],
+    methods: tuple[str, ...],
+    threads: int,
+    reading: Reading = Reading(),  # noqa: B008
 ) -> None:
     """Run a client, which takes part in runs with its own rows, until Ctrl-C."""
     kit = credentials.open_kit(home, name)
@@ -201,7 +218,7 @@ def run_client(
     os.chmod(place, 0o700)
     tell = flower.say_and_log(place / "log.txt", say)
     policy = read_policy(kit.folder)
-    client = Client(name, data, place, tell, models, methods, policy)
+    client = Client(name, data, place, tell, models, methods, policy, reading)
     tell(f"{name}: {len(client.data.y)} rows in {data}; they and our own state stay here, in {place}")
     tell(f"rules of {kit.folder / FILE}: {policy.changes() or 'the defaults'}")
     _check_server(kit.server, tell)
@@ -358,6 +375,20 @@ def start(
 
     _run_with_link(home, main, note_after_crash(resume / "pid") if resume is not None else "")
     return found[0]
+
+
+def make_schema(home: Path, out: Path | None, seed: int, test_share: float, wait: float, deadline: float) -> None:
+    """Let the connected clients agree on a schema of their tables, and write it down."""
+    found: list[str] = []
+
+    def main(link: FlowerLink, number: int) -> None:
+        names = _wait_for_clients(link, credentials.open_home(home).clients(), None, wait, say)
+        found.append(server.collect_schema(link, names, seed, test_share, RoundLimits(deadline=deadline), say))
+
+    _run_with_link(home, main)
+    path = out or home / "schema.toml"
+    write_text(path, found[0])
+    say(f"the schema is in {path}")
 
 
 def _note_in(home: Path) -> server.Note:
@@ -554,8 +585,9 @@ def adapt(run: Path, client: str, epochs: int, home: Path, deadline: float, as_j
         if as_json:
             print(json.dumps(found, indent=2))
             return
-        for number, accuracy in enumerate(found["curve"]):
-            say(f"after {number} epochs: {100 * accuracy:.2f} % of its {found['n_test']} test rows are right")
+        metric = scene.metric
+        for number, value in enumerate(found["curve"]):
+            say(f"after {number} epochs: {metric.word} {metric.text(value)} on its {found['n_test']} test rows")
         say(f"{client} has its own model, from the state after round {found['round']}")
 
     _run_with_link(home, main)

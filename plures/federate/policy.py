@@ -70,6 +70,11 @@ class Policy(BaseModel):
         description="files beside this one with the public keys of those who may ask; if none of them exists, "
         "whoever the server lets in may ask",
     )
+    words: list[str] = Field(
+        default=[], description='columns of our table whose words may be told, as in ["town", "outcome"]; * is any'
+    )
+    least_rows_of_word: int = Field(default=5, ge=1, description="a word of fewer training rows is not told")
+    value_digits: int = Field(default=2, ge=1, description="digits of a metric of our test rows that are told")
     keep_experiments: int = Field(default=50, ge=1, description="our own state of so many experiments is kept")
     keep_days: float = Field(default=365.0, gt=0, description="our own state of an experiment is kept for so long")
 
@@ -127,6 +132,10 @@ class Policy(BaseModel):
         return (
             float(min(n, self.score_step * math.floor(told / self.score_step + 0.5))) if self.score_step > 1 else told
         )
+
+    def value_to_tell(self, value: float) -> float | None:
+        """The metric that is told; None where it says nothing."""
+        return float(f"{value:.{self.value_digits}g}") if math.isfinite(value) else None
 
     def loss_to_tell(self, loss: float) -> float:
         """The training loss that is told."""

@@ -6,6 +6,7 @@ state of a client stays with the client. The server only keeps the version of th
 it was last accepted. So a resumed server and a client that missed rounds agree on the state to use.
 """
 
+import hashlib
 import json
 import math
 import secrets
@@ -20,13 +21,16 @@ import torch
 from torch import Tensor
 
 from plures import tree
+from plures.data import schema as schemas
+from plures.data.dataset import Target
 from plures.data.partition import Split
 from plures.data.population import Population
 from plures.engine import Usage
 from plures.errors import DataError, RunFailed, UsageError
-from plures.federate import wire
+from plures.federate import agree, wire
 from plures.federate.wire import Refused
 from plures.files import write_text
+from plures.learn.metrics import ACCURACY, DEFAULT, find_metric
 from plures.methods.messages import one_of
 from plures.methods.spec import all_settings
 from plures.runs import results
@@ -34,10 +38,19 @@ from plures.runs.callbacks import Callback, Say
 from plures.runs.config import Config, config_toml
 from plures.runs.folders import read_config
 from plures.runs.loop import Result, play_run
-from plures.runs.scene import Scene, announce, as_configured, default_model, method_of, task_of, with_own_options
+from plures.runs.scene import (
+    Scene,
+    announce,
+    as_configured,
+    default_model,
+    method_of,
+    refuse_without_classes,
+    task_of,
+    with_own_options,
+)
 from plures.runs.state import Answers, RunState, UpdateLimits
 from plures.simulate import bounds
-from plures.simulate.evaluate import Evaluation
+from plures.simulate.evaluate import Evaluation, Values
 from plures.simulate.executor import Trained
 from plures.simulate.workers import one_thread
 from plures.tree import Tree
@@ -67,6 +80,7 @@ class Caps(NamedTuple):
 
 
 TIMES_MEDIAN_ROWS = 10_000  # nobody is believed to have so many times the median of the rows
+MOST_SCHEMA_BYTES = 50_000_000  # of what a client tells of its columns
 MOST_LOSS = 1e6  # a larger loss of a row is no loss, and would spoil the record
 
 
@@ -201,16 +215,17 @@ class About(NamedTuple):
 
 def fitting(found: dict[str, wire.Hello], caps: Caps, say: Say) -> dict[str, wire.Hello]:
     """The clients whose data can be used together. The others are left out, with a word on each."""
-    forms = Counter((tuple(one.shape), one.dtype, one.label_axes) for one in found.values())
+    forms = Counter(_form(one) for one in found.values())
     usual = max(forms, key=lambda form: forms[form], default=None)
     rows = sorted(one.n_train for one in found.values())
     most_rows = min(caps.rows, TIMES_MEDIAN_ROWS * max(1, rows[(len(rows) - 1) // 2])) if rows else 0
     kept = {}
     for name, one in sorted(found.items()):
         why = ""
-        if (tuple(one.shape), one.dtype, one.label_axes) != usual:
-            shape, others = tuple(one.shape), usual[0] if usual else ()
-            why = f"its rows have shape {shape} ({one.dtype}), those of most others {others}"
+        if _form(one) != usual and usual is not None:
+            why = f"its rows have shape {tuple(one.shape)} ({one.dtype}), those of most others {usual[0]}"
+            if _form(one)[:3] == usual[:3]:
+                why = "it predicts something else than most others, or reads its table by another schema"
         for number, most, what in (
             (max(one.n_train, one.n_test), most_rows, "rows"),
             (one.n_classes, caps.classes, "classes"),
@@ -223,6 +238,57 @@ def fitting(found: dict[str, wire.Hello], caps: Caps, say: Say) -> dict[str, wir
         else:
             kept[name] = one
     return kept
+
+
+def _form(one: wire.Hello) -> tuple[tuple[int, ...], str, int, str, str]:
+    """What must be the same for all clients."""
+    return tuple(one.shape), one.dtype, one.label_axes, one.task, one.schema_hash
+
+
+def collect_schema(link: Link, names: list[str], seed: int, test_share: float, limits: RoundLimits, say: Say) -> str:
+    """Ask all clients for what their tables hold, and let them agree on a schema. Returns its text."""
+    found = _ask_columns(link, names, seed, test_share, [], limits)
+    as_words = agree.columns_of_words(found)
+    if as_words:
+        found = _ask_columns(link, names, seed, test_share, as_words, limits)
+    text = schemas.to_text(agree.join(dict(sorted(found.items()))))
+    offer = wire.pack(wire.SchemaOffer(text=text), {})
+    hashes: dict[str, str] = {}
+
+    def accept_check(client: str, answer: bytes) -> None:
+        try:
+            hashes[client] = _read_answer(wire.OfferReply, answer, wire.most_bytes())[0].schema_hash
+        except Refused as refusal:
+            raise RunFailed(f"{client} cannot read its rows by the schema: {refusal}") from None
+
+    silent = gather(link, dict.fromkeys(names, lambda: offer), accept_check, limits, wire.most_bytes())
+    if silent:
+        raise RunFailed(f"{', '.join(silent)} did not answer; ask again with `plures federate schema`")
+    wrong = [name for name, one in hashes.items() if one != hashlib.sha256(text.encode()).hexdigest()]
+    if wrong:
+        raise RunFailed(f"{', '.join(wrong)} read another schema than was sent")
+    say(f"{len(names)} clients read their tables by one schema of {text.count('[[column]]')} columns")
+    return text
+
+
+def _ask_columns(
+    link: Link, names: list[str], seed: int, test_share: float, as_words: list[str], limits: RoundLimits
+) -> dict[str, wire.SchemaReply]:
+    """What each client tells of the columns of its table."""
+    request = wire.pack(wire.SchemaRequest(seed=seed, test_share=test_share, as_words=as_words), {})
+    found: dict[str, wire.SchemaReply] = {}
+    most = wire.most_bytes() + MOST_SCHEMA_BYTES
+
+    def accept(client: str, answer: bytes) -> None:
+        try:
+            found[client] = _read_answer(wire.SchemaReply, answer, most)[0]
+        except Refused as refusal:
+            raise RunFailed(f"{client} tells nothing of its table: {refusal}") from None
+
+    silent = gather(link, dict.fromkeys(names, lambda: request), accept, limits, most)
+    if silent:
+        raise RunFailed(f"{', '.join(silent)} did not answer; a schema needs all clients")
+    return found
 
 
 def new_experiment(found: dict[str, wire.Hello]) -> About:
@@ -253,17 +319,22 @@ def make_scene(config: Config, about: About) -> Scene:
     config = config.model_copy(update=fields | {"settings": all_settings(method)})
     dtype = torch.int64 if first.dtype == "int64" else torch.float32
     example = torch.zeros(first.shape, dtype=dtype)
-    task = task_of(config, example, about.n_classes, about.n_tokens)
+    refuse_without_classes(method, Target(first.task))
+    task = task_of(config, example, about.n_classes, about.n_tokens, None, first.task)
     label = torch.zeros(example.shape if first.label_axes == 2 else (), dtype=torch.int64)
+    if first.task != "classes":
+        label = torch.zeros((about.n_classes,) if first.task == "labels" else ())
     # Only the numbers of rows matter: every row is row 0 of a table of zeros.
     train = [np.zeros(one.n_train, np.int64) for one in about.clients]
     test = [np.zeros(one.n_test, np.int64) for one in about.clients]
     population = Population(example[None], label[None], train, test, about.n_classes, config.seed, task.smallest_batch)
-    population = as_configured(population, config)
+    population = as_configured(population, config)._replace(target=Target(first.task))
     if not population.eligible():
         raise DataError("no client has a row to train on")
     known = announce(config, method, task, population)
-    return Scene(config, *known, Split(train, test), tuple(one.name for one in about.clients))
+    metric = find_metric(config.metric or DEFAULT[first.task], first.task)
+    scene = Scene(config, *known, Split(train, test), tuple(one.name for one in about.clients))
+    return scene._replace(metric=metric)
 
 
 def _read_answer(kind: Any, answer: bytes, most: int) -> tuple[Any, dict[str, Tensor]]:
@@ -321,6 +392,9 @@ class FederatedClients:
             n_clients=len(about.clients),
             n_classes=about.n_classes,
             n_tokens=about.n_tokens,
+            task=about.clients[0].task,
+            metric=scene.metric.name,
+            frozen=scene.task.frozen_fingerprint,
         )
         self.silent: list[dict[str, Any]] = []
         self.wire_bytes = {"down": 0, "up": 0}
@@ -492,6 +566,8 @@ class FederatedClients:
         for scores, wanted in ((fields.personal, asked.score), (fields.generic, asked.score and self.shapes.generic)):
             if scores is not None and not wanted:
                 raise Refused("its scores were not asked for")
+            if scores is not None and scores.value is not None and abs(scores.value) > MOST_LOSS:
+                raise Refused(f"its score is {scores.value:.3g}")
             if scores is not None and not (scores.n == one.n_test and 0 <= scores.hits <= scores.n):
                 raise Refused("its scores are not those of its test rows")
             if scores is not None and scores.loss is not None and abs(scores.loss) > MOST_LOSS * scores.n:
@@ -513,7 +589,22 @@ class FederatedClients:
         generic = sums("generic") if tree.leaves(self.shapes.generic) else None
         versions = self.versions()
         never = tuple(i for i in found if self.state.round and versions[i] == 0)
-        return Evaluation(list(found), sums("personal"), generic, time.perf_counter() - began, never_trained=never)
+        seconds, metric = time.perf_counter() - began, self.state.scene.metric
+        evaluation = Evaluation(list(found), sums("personal"), generic, seconds, never_trained=never, metric=metric)
+        if metric is ACCURACY:
+            return evaluation
+        parts = {"personal": _values([one.personal for one in found.values()])}
+        if generic is not None:
+            parts["generic"] = _values([one.generic for one in found.values()])
+        return evaluation._replace(measured={metric.name: parts})
+
+
+def _values(scores: list[wire.Scores | None]) -> Values:
+    """A metric as clients tell it. Nobody sees all rows: the value of all is the mean, weighted by test rows."""
+    each = np.array([math.nan if one is None or one.value is None else one.value for one in scores])
+    n = np.array([0 if one is None else one.n for one in scores], np.float64)
+    known = np.isfinite(each)
+    return Values(each, float(np.average(each[known], weights=n[known])) if known.any() else math.nan)
 
 
 def _check_numbers(upload: Tree, n_clients: int) -> None:
@@ -563,8 +654,9 @@ def adapt(clients: FederatedClients, client: str, epochs: int) -> dict[str, Any]
         try:
             reply, tensors = _read_answer(wire.AdaptReply, answer, most)
             wire.refuse_others(tensors)
-            if reply.experiment != clients.about.id or not all(0 <= x <= 1 for x in reply.curve):
-                raise Refused("it is for another experiment, or its accuracies are not between 0 and 1")
+            most_told = 1.0 if state.scene.metric is ACCURACY else MOST_LOSS
+            if reply.experiment != clients.about.id or not all(abs(x) <= most_told for x in reply.curve):
+                raise Refused("it is for another experiment, or its scores are none")
             found.append(reply)
             clients.note(name, f"adapt, experiment {clients.about.id}", f"{len(answer)} bytes")
         except Refused as refusal:

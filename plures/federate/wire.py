@@ -7,7 +7,7 @@ sides compute them independently (`simulate.shapes`), print them, and check ever
 import hashlib
 import json
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -15,6 +15,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from plures import tree
+from plures.data.dataset import TaskKind
 from plures.files import in_bytes
 from plures.runs.config import HOW_IT_IS_RUN, SCORING
 from plures.simulate.shapes import Shapes
@@ -28,7 +29,19 @@ TENSOR_BYTES = 512  # allowed for the name, the shape and the position of each t
 SIMULATION_ONLY = (  # options that a federation does not have
     *["data", "data_dir", "partition", "split", "share", "new_clients", "attack", "attackers"],
     *["executor", "workers", "address", "validation", "unchosen", "pool_rows", "pool_every", "personal_epochs"],
-    *["engine", "precision"],
+    *[
+        "engine",
+        "precision",
+        "stack",
+        "client_column",
+        "target",
+        "drop",
+        "time_column",
+        "text_column",
+        "window",
+        "data_schema",
+    ],
+    *["image_size", "task", "metrics"],
 )
 NEVER_SENT = {*HOW_IT_IS_RUN, *SCORING, *SIMULATION_ONLY, "clients"}  # fields of a config that are not sent to clients
 
@@ -81,6 +94,8 @@ class Hello(_Fields):
     label_axes: int = Field(ge=1, le=2)
     n_classes: int = Field(ge=1, le=10**6)
     n_tokens: int = Field(ge=0, le=10**6)
+    task: TaskKind = "classes"
+    schema_hash: str = Field(default="", pattern=r"^([0-9a-f]{64})?$")  # of the schema of its table
     version: str = Field(default="", pattern=r"^[0-9A-Za-z.+-]{0,30}$")  # of Plures at the client
 
 
@@ -92,6 +107,56 @@ class Experiment(_Fields):
     n_clients: int = Field(ge=1, le=10**6)
     n_classes: int = Field(ge=1, le=10**6)
     n_tokens: int = Field(ge=0, le=10**6)
+    task: TaskKind = "classes"
+    metric: str = Field(default="accuracy", max_length=30)
+    frozen: str = Field("", pattern=r"^([0-9a-f]{64})?$")  # SHA-256 of the weights that do not train
+
+
+class ColumnSummary(_Fields):
+    """What a client's training rows say of a column of its table."""
+
+    name: str = Field(max_length=200)
+    column_kind: Literal["number", "date", "words"]
+    n: int = Count
+    n_blank: int = Count
+    mean: float = Number
+    variance: float = Field(ge=0, allow_inf_nan=False)
+    words: list[Annotated[str, Field(max_length=200)]] = Field(max_length=10_000)
+    counts: list[Annotated[int, Count]] = Field(max_length=10_000)
+
+
+class SchemaRequest(_Fields):
+    """The server asks a client what its columns are."""
+
+    kind: Literal["schema"] = "schema"
+    seed: int = Count
+    test_share: float = Field(gt=0, lt=1)
+    as_words: list[Annotated[str, Field(max_length=200)]] = Field(max_length=10_000)  # columns that are words elsewhere
+
+
+class SchemaReply(_Fields):
+    """The answer to a SchemaRequest."""
+
+    kind: Literal["schema"] = "schema"
+    columns: list[ColumnSummary] = Field(max_length=10_000)
+    targets: list[Annotated[str, Field(max_length=200)]] = Field(max_length=1000)
+    task: TaskKind
+    classes: list[Annotated[str, Field(max_length=200)]] = Field(max_length=10_000)
+    target: ColumnSummary
+
+
+class SchemaOffer(_Fields):
+    """The server offers a schema, which a client may refuse."""
+
+    kind: Literal["offer"] = "offer"
+    text: str = Field(max_length=20_000_000)
+
+
+class OfferReply(_Fields):
+    """The client reads its rows by the schema with this SHA-256 from now on."""
+
+    kind: Literal["offer"] = "offer"
+    schema_hash: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
 class RoundRequest(_Fields):
@@ -115,6 +180,7 @@ class Scores(_Fields):
     hits: float = Number
     loss: float | None = Number  # None if the client does not tell it
     n: int = Count
+    value: float | None = Field(default=None, allow_inf_nan=False)  # of another metric than accuracy, where it says so
 
 
 State = Literal["kept", "new", "lost"]  # the client read its state, needed none, or lost it and used the initial one

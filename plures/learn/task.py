@@ -4,7 +4,7 @@ The module itself keeps no state between calls. BatchNorm statistics are entries
 dict: in training, the *gradient* of any loss with respect to a statistic is the step that the
 statistic has to take (`_Recorded`), so whatever trains a tree of tensors moves the statistics
 too, and a pass whose gradient is not taken moves none. Padded rows of a batch count for nothing.
-Dropout draws from the key of the batch.
+Dropout draws from the key of the batch. Frozen tensors are constants of the task: no dict has them.
 """
 
 import copy
@@ -20,28 +20,25 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from plures import seeds, tree
 from plures.data.batches import Batch
+from plures.data.dataset import TaskKind
 from plures.engine import KernelCount, Size
 from plures.errors import UsageError
+from plures.learn import adapters
 from plures.learn.augment import augment, refuse_other_than_images
+from plures.learn.frozen import ALL_TRAIN, Chosen, fingerprint, frozen_names, in_words
+from plures.learn.losses import ROW_LOSSES, masked_mean
+from plures.learn.stock import (
+    Dropout,
+    PlainFunctions,
+    calls_functions,
+    has_fast_path,
+    keeps_output,
+    replacement,
+    without_fast_path,
+)
 from plures.tree import Params
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-
-
-def cross_entropy(logits: Tensor, batch: Batch) -> Tensor:
-    """Mean cross-entropy over the rows of the batch."""
-    return masked_mean(row_losses(logits, batch.y), batch.mask)
-
-
-def row_losses(logits: Tensor, y: Tensor) -> Tensor:
-    """Cross-entropy of every row; of a sequence, the mean over its positions."""
-    each = -logits.log_softmax(-1).gather(-1, y.unsqueeze(-1)).squeeze(-1)
-    return each if each.dim() == 1 else each.flatten(1).mean(1)
-
-
-def masked_mean(each: Tensor, mask: Tensor) -> Tensor:
-    """The mean over the rows that the mask marks."""
-    return (each * mask).sum() / mask.sum()
 
 
 Loss = Callable[[Params, Batch], Tensor]
@@ -73,8 +70,9 @@ class _BatchNormAsFunction(nn.Module):
     running_mean: Tensor
     running_var: Tensor
 
-    def __init__(self, original: "nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d") -> None:
+    def __init__(self, original: "nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d", name: str) -> None:
         super().__init__()
+        self.name = name
         if original.momentum is None or not original.track_running_stats:
             raise UsageError(
                 "BatchNorm with momentum=None or track_running_stats=False is not supported: "
@@ -110,43 +108,19 @@ class _BatchNormAsFunction(nn.Module):
         return _Recorded.apply(y, old_mean, old_var, new_mean, new_var)
 
 
-class _DropoutAsFunction(nn.Module):
-    """Dropout whose zeros come from the key of the batch."""
-
-    key: Tensor
-
-    def __init__(self, original: nn.Module, stream: int) -> None:
-        super().__init__()
-        self.p, self.stream = float(original.p), stream  # type: ignore[arg-type]
-        self.whole_channels = not isinstance(original, nn.Dropout)
-        self.key = torch.tensor(0)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.training or self.p == 0:
-            return x
-        shape = (*x.shape[:2], *[1] * (x.dim() - 2)) if self.whole_channels else x.shape
-        stays = seeds.uniform(self.key, shape, self.stream) >= self.p
-        return x * stays / (1 - self.p)
-
-
 def _child(module: nn.Module, path: str) -> tuple[nn.Module, str]:
     parent, _, name = path.rpartition(".")
     return module.get_submodule(parent), name
 
 
 def _without_hidden_state(module: nn.Module) -> nn.Module:
-    """A copy in which BatchNorm and Dropout take what they need from outside."""
+    """A copy in which layers take what they need from outside, and are made of operations that can be stacked."""
     module = copy.deepcopy(module)
     for stream, (path, child) in enumerate(list(module.named_modules())):
-        new: nn.Module
-        if isinstance(child, BATCH_NORMS):
-            new = _BatchNormAsFunction(child)
-        elif isinstance(child, (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)):
-            new = _DropoutAsFunction(child, stream)
-        else:
-            continue
-        parent, name = _child(module, path)
-        setattr(parent, name, new)
+        new = _BatchNormAsFunction(child, path) if isinstance(child, BATCH_NORMS) else replacement(child, stream)
+        if new is not None:
+            parent, name = _child(module, path)
+            setattr(parent, name, new)
     return module
 
 
@@ -156,40 +130,61 @@ class _Body:
     `torch.func.functional_call` does the same, but walks through all modules at every call.
     """
 
-    def __init__(self, module: nn.Module, names: list[str]) -> None:
+    def __init__(self, module: nn.Module, names: list[str], frozen: Params) -> None:
         self.module = module
         self.masked = [m for m in module.modules() if isinstance(m, _BatchNormAsFunction)]
-        self.keyed = [m for m in module.modules() if isinstance(m, _DropoutAsFunction)]
-        self.slots: list[tuple[str, dict[str, Any], str]] = []
-        for name in names:
-            parent, key = _child(module, name)
-            self.slots.append((name, parent._buffers if key in parent._buffers else parent._parameters, key))
+        self.keyed = [m for m in module.modules() if isinstance(m, Dropout)]
+        places = {name: self._places(name) for name in (*names, *frozen)}
+        self.slots = [(name, *place) for name in names for place in places[name]]
+        for name, x in frozen.items():  # which stay in their places: one copy serves all calls and clients
+            for place, key in places[name]:
+                place[key] = x
+
+    def _places(self, name: str) -> list[tuple[dict[str, Any], str]]:
+        """Where a tensor stands in the module: in more than one place, if layers share it."""
+        parent, key = _child(self.module, name)
+        if key in parent._buffers:
+            return [(parent._buffers, key)]
+        own = parent._parameters[key]
+        modules = self.module.modules()
+        return [(m._parameters, k) for m in modules for k, x in m._parameters.items() if x is own]
 
 
 class Task:
     """What there is to learn: a model as pure functions, and the names of its parts."""
 
-    def __init__(self, module: nn.Module, example: Tensor, n_classes: int) -> None:
-        """`example` is one row of data, without the batch axis."""
-        self.n_classes = n_classes
+    def __init__(
+        self,
+        module: nn.Module,
+        example: Tensor,
+        n_classes: int,
+        kind: TaskKind = "classes",
+        chosen: Chosen = ALL_TRAIN,
+    ) -> None:
+        """`example` is one row of data, without the batch axis; `kind` says what the outputs of the module are, and
+        `chosen` which tensors train."""
+        self.n_classes, self.kind = n_classes, kind
         self.example = example
         self._loss: Loss | None = None  # in place of cross-entropy
         self._public: Batch | None = None
+        self._template = copy.deepcopy(module)
+        self._adapter = adapters.parse(chosen.adapter) if chosen.adapter else None
+        if self._adapter is not None:
+            module = adapters.adapted(copy.deepcopy(module), self._adapter, _find_head(module, n_classes))
         self._augmentation: tuple[str, ...] = ()
-        self.initial: Params = {
+        self._has_functions = has_fast_path(module)  # whether calls of functions have to be met
+        whole: Params = {
             name: value.detach().clone()
             for name, value in module.state_dict().items()
             if name in dict(module.named_parameters()) or tree.is_statistic(name)
         }
-        frozen = [name for name, value in module.named_parameters() if not value.requires_grad]
-        if frozen:
-            raise UsageError(
-                f"the model has frozen weights (requires_grad=False): {', '.join(frozen[:3])}"
-                f"{' and more' if len(frozen) > 3 else ''}. They would be trained all the same; let all of them train"
-            )
         self.head = _find_head(module, n_classes)
-        self.layers = _find_layers(module, self.head)
-        self.blocks = _find_blocks(module, self.layers)
+        _refuse_shared_head(module, self.head)
+        frozen = frozen_names(module, whole, self.head, chosen)
+        self.initial: Params = tree.drop(whole, frozen.__contains__)  # what trains
+        self.frozen: Params = tree.keep(whole, frozen.__contains__)  # what does not: no part of any state or message
+        self.layers = _trained_part(_find_layers(module, self.head), frozen)
+        self.blocks = _trained_part(_find_blocks(module, _find_layers(module, self.head)), frozen)
         self._batch_norms = [name for name, m in module.named_modules() if isinstance(m, BATCH_NORMS)]
         self._norms = self._batch_norms + [
             name for name, m in module.named_modules() if isinstance(m, (nn.GroupNorm, nn.LayerNorm))
@@ -198,13 +193,32 @@ class Task:
         parent, name = _child(body, self.head)
         setattr(parent, name, nn.Identity())
         names = [name for name in self.initial if not self.is_head(name)]
-        self._inference = _Body(copy.deepcopy(body).eval(), names)
-        self._training = _Body(body.train(), names)
+        of_body = tree.drop(self.frozen, self.is_head)
+        self._inference = _Body(copy.deepcopy(body).eval(), names, of_body)
+        self._training = _Body(body.train(), names, of_body)
+        for norm in self._training.masked:
+            norm.train(f"{norm.name}.running_mean" not in frozen)  # a frozen one computes as in inference
+        self._training.masked = [norm for norm in self._training.masked if norm.training]
         self._layer_of = {name: layer for layer, names in self.layers.items() for name in names}
         self._block_of = {name: block for block, names in self.blocks.items() for name in names}
         self._check(module)
 
     # Parts
+
+    def whole(self, params: Params) -> Params:
+        """A model with its frozen tensors, as `load_state_dict` of the module takes it; adapters are merged."""
+        whole = self.frozen | params
+        return whole if self._adapter is None else adapters.merged(whole, self._adapter.scale)
+
+    @property
+    def trained_in_words(self) -> str:
+        """Which weights train; empty if all do."""
+        return in_words(self.initial, self.frozen)
+
+    @cached_property
+    def frozen_fingerprint(self) -> str:
+        """SHA-256 of the frozen tensors; empty if there are none."""
+        return fingerprint(self.frozen)
 
     def is_head(self, name: str) -> bool:
         """Weights and bias of the last linear layer."""
@@ -239,7 +253,7 @@ class Task:
     @property
     def smallest_batch(self) -> int:
         """BatchNorm learns nothing from a batch of one, so such a last batch is left out."""
-        return 2 if self._batch_norms else 1
+        return 2 if self._training.masked else 1
 
     @cached_property
     def flops(self) -> int:
@@ -264,9 +278,7 @@ class Task:
             sizes.extend(x.nbytes for x in tree.leaves(output) if isinstance(x, Tensor))  # some give more than one
 
         hooks = [
-            module.register_forward_hook(count)
-            for module in self._inference.module.modules()
-            if not list(module.children())
+            module.register_forward_hook(count) for module in self._inference.module.modules() if keeps_output(module)
         ]
         with torch.no_grad():
             self.features(self.initial, self.example.unsqueeze(0))
@@ -288,11 +300,23 @@ class Task:
 
     def classify(self, params: Params, features: Tensor) -> Tensor:
         """The head: logits from features."""
-        return F.linear(features, params[self.head + ".weight"], params.get(self.head + ".bias"))
+        weight, bias = self.head + ".weight", self.head + ".bias"
+        return F.linear(
+            features,
+            self.frozen[weight] if weight in self.frozen else params[weight],
+            self.frozen[bias] if bias in self.frozen else params.get(bias),
+        )
 
     def logits(self, params: Params, x: Tensor) -> Tensor:
         """Logits in inference mode."""
         return self.classify(params, self.features(params, x))
+
+    def as_module(self, params: Params) -> nn.Module:
+        """A copy of the module with these weights."""
+        module = copy.deepcopy(self._template)
+        own = params if self._adapter is None else self.whole(params)
+        module.load_state_dict({name: x.clone() for name, x in own.items()}, strict=False)
+        return module
 
     # Training
 
@@ -301,7 +325,7 @@ class Task:
         self._show(batch.mask, batch.key)
         try:
             x = augment(self._augmentation, batch.x, batch.key) if self._augmentation else batch.x
-            return self._call(self._training, params, x)
+            return self._call(self._training, params, x, batch.key)
         finally:
             self._show(torch.ones(1), torch.tensor(0))  # nothing of a batch is kept
 
@@ -316,10 +340,18 @@ class Task:
         return self.classify(params, self.training_features(params, batch))
 
     def loss(self, params: Params, batch: Batch) -> Tensor:
-        """Mean cross-entropy of a batch, in training mode; or what `judged_by` put in its place."""
+        """Mean loss of a batch, in training mode; or what `judged_by` put in its place."""
         if self._loss is not None:
             return self._loss(params, batch)
-        return cross_entropy(self.training_logits(params, batch), batch)
+        return self.loss_of(self.training_logits(params, batch), batch)
+
+    def row_losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """The loss of every row: cross-entropy for classes, the squared error for a number, and so on."""
+        return ROW_LOSSES[self.kind](outputs, y)
+
+    def loss_of(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """The mean loss of outputs for the rows of a batch."""
+        return masked_mean(self.row_losses(outputs, batch.y), batch.mask)
 
     @property
     def public(self) -> Batch:
@@ -348,16 +380,18 @@ class Task:
         changed._loss = loss
         return changed
 
-    @staticmethod
-    def _call(body: "_Body", params: Params, x: Tensor) -> Tensor:
+    def _call(self, body: "_Body", params: Params, x: Tensor, key: Tensor | None = None) -> Tensor:
         """The body with these tensors in the places of its own, which hold nothing between calls."""
         try:
-            for name, place, key in body.slots:
-                place[key] = params[name]
-            return body.module(x)
+            for name, place, slot in body.slots:
+                place[slot] = params[name]
+            if not self._has_functions:
+                return body.module(x)
+            with PlainFunctions(torch.tensor(0) if key is None else key), without_fast_path():
+                return body.module(x)
         finally:
-            for _, place, key in body.slots:
-                place[key] = None
+            for _, place, slot in body.slots:
+                place[slot] = None
 
     def _check(self, module: nn.Module) -> None:
         """The head must be the last thing the model does, and nothing random may be hidden in it."""
@@ -369,7 +403,8 @@ class Task:
             except Exception as error:
                 raise UsageError(f"the model cannot read rows of shape {tuple(self.example.shape)}: {error}") from error
             if expected.shape[-1] != self.n_classes:
-                raise UsageError(f"the model gives {expected.shape[-1]} logits, the data has {self.n_classes} classes")
+                has = {"classes": "classes", "labels": "labels"}.get(self.kind, "number to predict")
+                raise UsageError(f"the model gives {expected.shape[-1]} logits, the data has {self.n_classes} {has}")
             try:
                 same = torch.allclose(expected, self.logits(self.initial, x), atol=1e-5)
             except RuntimeError:
@@ -383,11 +418,14 @@ class Task:
                 x, torch.zeros(2, dtype=torch.long), torch.ones(2), torch.ones(self.n_classes), torch.tensor(0)
             )
             with torch.random.fork_rng(devices=[]):
+                self._has_functions |= calls_functions(
+                    lambda: (self.logits(self.initial, x), self.training_features(self.initial, batch))
+                )
                 once, again = (self.training_features(self.initial, batch) for _ in range(2))
             if not torch.equal(once, again):
                 raise UsageError(
-                    "the model draws random numbers of its own in training; use the module nn.Dropout, "
-                    "whose numbers can be repeated"
+                    "the model draws random numbers of its own in training; use nn.Dropout or "
+                    "torch.nn.functional.dropout, whose numbers can be repeated"
                 )
 
 
@@ -403,6 +441,16 @@ def _find_head(module: nn.Module, n_classes: int) -> str:
     return linear[-1]
 
 
+def _refuse_shared_head(module: nn.Module, head: str) -> None:
+    """Raise if the head has no weights of its own: methods treat it apart from the rest."""
+    weight = module.get_submodule(head).weight
+    places = [name for name, x in module.named_parameters(remove_duplicate=False) if x is weight]
+    if places != [f"{head}.weight"]:
+        others = [name for name in places if name != f"{head}.weight"]
+        why = f"shares its weights with {others[0]}" if others else "computes its weights from other tensors"
+        raise UsageError(f"the model's head {head!r} {why}; give the last linear layer weights of its own")
+
+
 def _find_layers(module: nn.Module, head: str) -> dict[str, tuple[str, ...]]:
     """Layer -> its tensors: the modules that own tensors, in their order; the head is last."""
     own = {name for name, _ in module.named_parameters()}
@@ -412,6 +460,12 @@ def _find_layers(module: nn.Module, head: str) -> dict[str, tuple[str, ...]]:
             layers.setdefault(name.rpartition(".")[0] or "model", []).append(name)
     layers[head] = layers.pop(head)
     return {layer: tuple(names) for layer, names in layers.items()}
+
+
+def _trained_part(groups: dict[str, tuple[str, ...]], frozen: set[str]) -> dict[str, tuple[str, ...]]:
+    """Layers or blocks without frozen tensors; those that have no others are left out."""
+    rest = {group: tuple(name for name in names if name not in frozen) for group, names in groups.items()}
+    return {group: names for group, names in rest.items() if names}
 
 
 def _find_blocks(module: nn.Module, layers: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
@@ -428,11 +482,18 @@ def _find_blocks(module: nn.Module, layers: dict[str, tuple[str, ...]]) -> dict[
     return blocks
 
 
-def build(make: Callable[[], nn.Module], example: Tensor, n_classes: int, seed: int) -> Task:
+def build(
+    make: Callable[[], nn.Module],
+    example: Tensor,
+    n_classes: int,
+    seed: int,
+    kind: TaskKind = "classes",
+    chosen: Chosen = ALL_TRAIN,
+) -> Task:
     """A task whose initial weights depend on the seed alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seeds.key_of(seed, "initial weights"))
         module = make()
-    if isinstance(module, nn.Linear):  # which is all head, and has no name
-        module = nn.Sequential(OrderedDict(head=module))
-    return Task(module, example, n_classes)
+        if isinstance(module, nn.Linear):  # which is all head, and has no name
+            module = nn.Sequential(OrderedDict(head=module))
+        return Task(module, example, n_classes, kind, chosen)  # in here: adapters are drawn from the seed, too

@@ -62,6 +62,7 @@ ADDONS: "Registry[type[Addon]]" = Registry(
         "feddyn": "plures.methods.addons.feddyn:FedDyn",
         "brm": "plures.methods.addons.brm:Brm",
         "fedopt": "plures.methods.addons.fedopt:FedOpt",
+        "keep": "plures.methods.addons.keep:Keep",
         "public": "plures.methods.addons.public:Public",
     },
 )

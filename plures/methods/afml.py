@@ -28,11 +28,12 @@ from torch.nn.functional import softplus
 
 from plures import seeds, tree
 from plures.learn import optimizers
+from plures.learn.losses import masked_mean
 from plures.learn.optimizers import OptimizerState
-from plures.learn.task import cross_entropy, masked_mean
 from plures.methods.base import Method, fit_head, setting
 from plures.methods.ingredients.meta import meta_gradients, server_step, warm_up_setting
 from plures.methods.messages import Same
+from plures.methods.search import linear, log
 from plures.tree import Params
 
 
@@ -60,23 +61,35 @@ def divergence(means, deviations):
 class Afml(Method):
     """A random encoder for all clients, and a head that adapts to each client."""
 
-    inner_lr: float = setting(0.3, "learning rate of the head's adaptation step", least=0)
+    inner_lr: float = setting(0.3, "learning rate of the head's adaptation step", least=0, search=log(0.03, 3))
     alpha: float = setting(
-        0.01, "weight of the loss before adaptation and of the KL divergence of the features", least=0
+        0.01,
+        "weight of the loss before adaptation and of the KL divergence of the features",
+        least=0,
+        search=log(0.001, 0.1),
     )
-    beta: float = setting(1e-6, "weight of the KL divergence of the encoder's weights", least=0)
+    beta: float = setting(1e-6, "weight of the KL divergence of the encoder's weights", least=0, search=log(1e-7, 1e-5))
     sigma: float = setting(
-        0.01, "initial standard deviation of the encoder's weights; with 0 they are not random", least=0
+        0.01,
+        "initial standard deviation of the encoder's weights; with 0 they are not random",
+        least=0,
+        search=log(0.001, 0.1),
     )
     latent: str = setting("vib", "variance of the features: learned, or one", choices=("vib", "unit"))
     support: float = setting(
-        0.8, "share of rows for the adaptation step; the outer loss uses the others", least=0, most=1
+        0.8,
+        "share of rows for the adaptation step; the outer loss uses the others",
+        least=0,
+        most=1,
+        search=linear(0.5, 0.9),
     )
     first_order: bool = setting(False, "ignore second derivatives (first-order meta-gradients)")
     server_kind: str = setting("adam", "optimizer of the server", choices=("sgd", "adam"))
-    server_lr: float = setting(0.006, "learning rate of the server", least=0)
+    server_lr: float = setting(0.006, "learning rate of the server", least=0, search=log(6e-4, 6e-2))
     warm_up: int = warm_up_setting()
-    pers: int = setting(5, "epochs of fine-tuning of the personal head", least=0)
+    pers: int = setting(5, "epochs of fine-tuning of the personal head", least=0, search=linear(1, 10))
+
+    trains = ("head", "body")
 
     def is_random(self, task, name):
         """Whether a tensor is random: weights of the encoder are; biases, normalisation layers and the head are not."""
@@ -151,11 +164,11 @@ class Afml(Method):
 
     def train(self, task, received, client, shard):
         def inner(head, slow, batch):
-            return cross_entropy(task.classify(head, task.training_features(slow["body"], batch)), batch)
+            return task.loss_of(task.classify(head, task.training_features(slow["body"], batch)), batch)
 
         def outer(head, slow, batch):
             features = task.training_features(slow["body"], batch)
-            adapted = cross_entropy(task.classify(head, features), batch)
+            adapted = task.loss_of(task.classify(head, features), batch)
             return adapted + self.alpha * self.trade_off(task, features, slow, batch) if self.alpha else adapted
 
         head, body = tree.keep(received["model"], task.is_head), tree.drop(received["model"], task.is_head)
@@ -173,7 +186,7 @@ class Afml(Method):
         else:
             log_variance = torch.zeros_like(features)
         noisy = features + (log_variance / 2).exp() * noise
-        before = cross_entropy(task.classify(slow["sent head"], noisy), batch)
+        before = task.loss_of(task.classify(slow["sent head"], noisy), batch)
         each = (features**2 + log_variance.exp() - 1 - log_variance) / 2
         return before + masked_mean(each.flatten(1).sum(1), batch.mask)
 

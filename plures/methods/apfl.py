@@ -19,6 +19,7 @@ from torch import Tensor
 from plures import tree
 from plures.learn.fit import fit
 from plures.methods.base import NO_TERMS, Averaged, setting, with_penalties
+from plures.methods.search import among, linear, log
 from plures.tree import Params
 
 
@@ -37,10 +38,17 @@ def mix(own, shared, alpha):
 class APFL(Averaged):
     """A personal model, the shared model, and a learned mixture of the two."""
 
-    alpha: float = setting(0.25, "initial share of the personal model in the mixture", least=0, most=1)
+    alpha: float = setting(
+        0.25, "initial share of the personal model in the mixture", least=0, most=1, search=linear(0.05, 0.95)
+    )
     adaptive: bool = setting(True, "whether the share is learned")
-    alpha_lr: float = setting(0.1, "learning rate of the share", least=0)
-    pm_lr: float = setting(0.0, "learning rate of the personal model; 0: that of clients", least=0)
+    alpha_lr: float = setting(0.1, "learning rate of the share", least=0, search=log(0.01, 1))
+    pm_lr: float = setting(
+        0.0,
+        "learning rate of the personal model; 0: that of clients",
+        least=0,
+        search=among(0.0, 0.01, 0.05, 0.2).if_named(),
+    )
     pm: str = setting(
         "local", "shared model in the mixture: as last trained, or as received", choices=("local", "server")
     )

@@ -25,6 +25,7 @@ from plures import seeds, tree
 from plures.learn.fit import fit
 from plures.methods.base import Method, fine_tune, mean_of_seen, setting
 from plures.methods.messages import Each
+from plures.methods.search import among, linear, log
 from plures.tree import Params
 
 
@@ -58,15 +59,25 @@ def sum_cores(core, cores, own_weight, weights):
 class Apple(Method):
     """Cores are sent and uploaded; each client learns the weights of their sum and keeps them."""
 
-    models: int = setting(0, "how many cores of other clients a client receives in a round; 0: all", least=0)
-    weights_lr: float = setting(1e-3, "learning rate of the weights", least=0)
-    mu: float = setting(0.1, "strength of the pull of the weights towards the shares of rows", least=0)
-    calm: float = setting(0.1, "share of all rounds after which that pull has fallen to zero", least=0, most=1)
+    models: int = setting(
+        0,
+        "how many cores of other clients a client receives in a round; 0: all",
+        least=0,
+        search=linear(0, 10).if_named(),
+    )
+    weights_lr: float = setting(1e-3, "learning rate of the weights", least=0, search=log(1e-4, 1e-2))
+    mu: float = setting(
+        0.1, "strength of the pull of the weights towards the shares of rows", least=0, search=log(0.01, 1)
+    )
+    calm: float = setting(
+        0.1, "share of all rounds after which that pull has fallen to zero", least=0, most=1, search=linear(0, 0.5)
+    )
     fall: str = setting("cos", "shape of that fall: cosine or exponential", choices=("cos", "exp"))
     core_speed: float = setting(
         0.0,
         "factor of the core's learning rate; 0: the number of clients, since p_ii scales its gradient (1 with one_hot)",
         least=0,
+        search=among(0.0, 1.0, 3.0, 10.0).if_named(),
     )
     one_hot: bool = setting(False, "start with all weight on the client's own core instead of the shares of rows")
 

@@ -25,8 +25,9 @@ from plures.data.shard import Shard
 from plures.errors import UsageError
 from plures.learn.fit import Fitted, fit
 from plures.learn.solver import Solver
-from plures.learn.task import Task, cross_entropy
+from plures.learn.task import Task
 from plures.methods.messages import Each, Same
+from plures.methods.search import Search, among
 from plures.tree import Params, Tree
 
 Metrics = dict[str, Tensor]
@@ -105,9 +106,17 @@ def setting(
     least: float = -math.inf,
     most: float = math.inf,
     choices: tuple[str, ...] = (),
+    search: Search | None = None,
 ) -> Any:
-    """A field of a method: its default, what it means, and what it may be."""
-    metadata = {"help": help, "least": least, "most": most, "choices": choices}
+    """A field of a method: its default, what it means, what it may be, and where `plures tune` looks for a better one.
+
+    Words and booleans need no `search`: all their values are tried if a user names the setting.
+    """
+    if search is None and isinstance(default, bool):
+        search = among(True, False).if_named()
+    elif search is None and choices:
+        search = among(*choices).if_named()
+    metadata = {"help": help, "least": least, "most": most, "choices": choices, "search": search}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -121,6 +130,7 @@ class Method:
     sampling: ClassVar[Literal["random", "in turn"]] = "random"  # how the clients of a round are chosen
     depends_on_rounds: ClassVar[bool] = False  # whether a round is another one in a run of more rounds
     refuses: ClassVar[dict[str, str]] = {}  # add-ons that make no sense around it, and why
+    trains: ClassVar[tuple[str, ...]] = ()  # parts, head or body, that it treats apart, so that they must train
     insides: ClassVar[str] = ""  # module:function that draws what is inside its models, for the report
 
     def __post_init__(self) -> None:
@@ -146,6 +156,11 @@ class Method:
     def trains_on_public(self) -> bool:
         """Whether these rows are among the training rows of every client."""
         return False
+
+    @property
+    def needs_classes(self) -> str:
+        """What of it makes sense only where classes are predicted; empty if nothing does."""
+        return "it needs public rows of each class" if self.public_rows else ""
 
     def shared(self, task: Task, params: Params) -> Params:
         """The part of a model that travels; of a message, that part without what else is in it."""
@@ -186,6 +201,15 @@ class Method:
     def notes(self, task: Task) -> tuple[str, ...]:
         """What a user should know before it is run with this model: that it is another method there, and the like."""
         return ()
+
+    def refuse_frozen(self, task: Task) -> None:
+        """Raise if a part of the model is frozen without which the method makes no sense."""
+        for part in self.trains:
+            if not any(task.is_head(name) == (part == "head") for name in tree.trainable(task.initial)):
+                raise UsageError(
+                    f"{self.title} trains the model's {part} apart from the rest, and it is frozen; let it train, or "
+                    "choose another method, e.g. fedavg"
+                )
 
     def snapshot(self, task: Task, server: Tree) -> dict[str, Tensor]:
         """What a report may show of the server's state over the rounds, by name; small, and read by nothing else."""
@@ -262,7 +286,7 @@ def fit_head(task: Task, head: Params, body: Params, shard: Shard, solver: Solve
     """A head after some epochs on a fixed body in inference mode, so that its statistics do not move."""
 
     def loss(head: Params, batch: Batch, body: Params) -> Tensor:
-        return cross_entropy(task.classify(head, task.features(body, batch.x)), batch)
+        return task.loss_of(task.classify(head, task.features(body, batch.x)), batch)
 
     return fit(loss, head, shard, solver.for_epochs(epochs), given=(body,))
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from plures import tree
 from plures.learn.fit import fit
 from plures.methods.base import NO_TERMS, Averaged, Method, setting
+from plures.methods.search import among, log
 from plures.tree import Params
 
 
@@ -25,9 +26,21 @@ class DittoClient(NamedTuple):
 class Ditto(Averaged):
     """Trains the shared model as FedAvg does, and a personal model that is kept close to it."""
 
-    lam: float = setting(0.1, "strength of the pull of the personal model towards the received one", least=0)
-    pm_lr: float = setting(0.0, "learning rate of the personal model; 0: that of clients", least=0)
-    pm_epochs: int = setting(0, "epochs of the personal model in a round; 0: as many as clients train", least=0)
+    lam: float = setting(
+        0.1, "strength of the pull of the personal model towards the received one", least=0, search=log(0.01, 10)
+    )
+    pm_lr: float = setting(
+        0.0,
+        "learning rate of the personal model; 0: that of clients",
+        least=0,
+        search=among(0.0, 0.01, 0.05, 0.2).if_named(),
+    )
+    pm_epochs: int = setting(
+        0,
+        "epochs of the personal model in a round; 0: as many as clients train",
+        least=0,
+        search=among(0, 1, 3, 5).if_named(),
+    )
 
     def init_client(self, task, params):
         return DittoClient(params)

@@ -18,6 +18,7 @@ import torch
 from plures import tree
 from plures.methods.base import NO_TERMS, Collected, Method, Penalty, setting
 from plures.methods.messages import Each
+from plures.methods.search import linear, log
 from plures.tree import Params
 
 
@@ -46,11 +47,20 @@ class FedAMP(Collected):
 
     kernel: str = setting("gauss", "similarity of models: by distance or by angle", choices=("gauss", "cosine"))
     sigma: float = setting(
-        1.0, "gauss: width, in multiples of the median squared distance; cosine: factor in the exponent", least=1e-12
+        1.0,
+        "gauss: width, in multiples of the median squared distance; cosine: factor in the exponent",
+        least=1e-12,
+        search=log(0.1, 10),
     )
-    share: float = setting(1.0, "gauss: the factor a, times the number of clients", least=0, most=1)
-    self_weight: float = setting(0.5, "cosine: weight of the client's own model", least=0, most=1)
-    pull: float = setting(0.1, "strength of the pull towards the received mixture during training", least=0)
+    share: float = setting(
+        1.0, "gauss: the factor a, times the number of clients", least=0, most=1, search=linear(0.2, 1)
+    )
+    self_weight: float = setting(
+        0.5, "cosine: weight of the client's own model", least=0, most=1, search=linear(0, 1).if_named()
+    )
+    pull: float = setting(
+        0.1, "strength of the pull towards the received mixture during training", least=0, search=log(0.01, 1)
+    )
     start: str = setting(
         "mixture",
         "where training starts: at the received mixture, or at the client's own model",

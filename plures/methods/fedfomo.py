@@ -20,9 +20,9 @@ from torch import Tensor
 
 from plures import seeds, tree
 from plures.learn.fit import measure
-from plures.learn.task import row_losses
 from plures.methods.base import Collected, Method, fine_tune, setting
 from plures.methods.messages import Each
+from plures.methods.search import linear
 from plures.tree import Params
 
 BATCH = 64  # validation rows of a batch
@@ -45,10 +45,16 @@ class FedFomoClient(NamedTuple):
 class FedFomo(Collected):
     """The server sends models of other clients; a client weighs them on its validation rows."""
 
-    models: int = setting(5, "how many models of other clients a client receives", least=0)
-    aside: float = setting(0.2, "share of rows that is set aside for validation", least=0.01, most=0.9)
+    models: int = setting(5, "how many models of other clients a client receives", least=0, search=linear(2, 10))
+    aside: float = setting(
+        0.2, "share of rows that is set aside for validation", least=0.01, most=0.9, search=linear(0.1, 0.4)
+    )
     explore: float = setting(
-        0.3, "probability that a place goes to a random model in the first round; it falls to 0", least=0, most=1
+        0.3,
+        "probability that a place goes to a random model in the first round; it falls to 0",
+        least=0,
+        most=1,
+        search=linear(0, 0.6),
     )
     pm: str = setting("local", "the personal model: as last trained, or the weighted mean", choices=("local", "mean"))
 
@@ -100,7 +106,10 @@ class FedFomo(Collected):
         candidates = tree.map(lambda xs, x: torch.cat([xs, x[None]]), models, client.before)
 
         def losses(candidates, batch):
-            return torch.vmap(lambda p: (row_losses(task.logits(p, batch.x), batch.y) * batch.mask).sum())(candidates)
+            def loss(params):
+                return (task.row_losses(task.logits(params, batch.x), batch.y) * batch.mask).sum()
+
+            return torch.vmap(loss)(candidates)
 
         each = measure(losses, candidates, aside, BATCH) / aside.size
         distance = torch.vmap(tree.sq_dist, (0, None))(models, client.before).sqrt()

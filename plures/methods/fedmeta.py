@@ -23,6 +23,7 @@ from plures.learn.optimizers import OptimizerState
 from plures.methods.base import Method, fine_tune, setting
 from plures.methods.ingredients.meta import meta_gradients, server_step, warm_up_setting
 from plures.methods.messages import Same
+from plures.methods.search import linear, log
 from plures.tree import Params
 
 
@@ -36,15 +37,21 @@ class FedMetaServer(NamedTuple):
 class FedMeta(Method):
     """Each client uploads one meta-gradient per round; the server takes the step."""
 
-    inner_lr: float = setting(0.1, "learning rate of the adaptation step", least=0)
+    inner_lr: float = setting(0.1, "learning rate of the adaptation step", least=0, search=log(0.01, 1))
     support: float = setting(
-        0.8, "share of rows for the adaptation step; the outer loss uses the others", least=0, most=1
+        0.8,
+        "share of rows for the adaptation step; the outer loss uses the others",
+        least=0,
+        most=1,
+        search=linear(0.5, 0.9),
     )
     first_order: bool = setting(False, "ignore second derivatives (first-order meta-gradients)")
     server_kind: str = setting("adam", "optimizer of the server", choices=("sgd", "adam"))
-    server_lr: float = setting(0.006, "learning rate of the server; 0: that of clients", least=0)
+    server_lr: float = setting(
+        0.006, "learning rate of the server; 0: that of clients", least=0, search=log(6e-4, 6e-2)
+    )
     warm_up: int = warm_up_setting()
-    pers: int = setting(5, "epochs of fine-tuning of the personal model", least=0)
+    pers: int = setting(5, "epochs of fine-tuning of the personal model", least=0, search=linear(1, 10))
 
     def init_server(self, task, params, federation):
         state = optimizers.init_optimizer(tree.trainable(params), adam=self.server_kind == "adam")

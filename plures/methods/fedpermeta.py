@@ -17,6 +17,7 @@ from plures import tree
 from plures.learn.fit import step_down
 from plures.methods.base import Averaged, fit_head, setting, weights_setting
 from plures.methods.ingredients.meta import meta_gradients
+from plures.methods.search import linear, log
 from plures.tree import Params
 
 
@@ -28,14 +29,20 @@ class FedPerMetaClient(NamedTuple):
 class FedPerMeta(Averaged):
     """The shared body is trained through the adaptation step of the private head."""
 
-    inner_lr: float = setting(0.3, "learning rate of the head's adaptation step", least=0)
+    inner_lr: float = setting(0.3, "learning rate of the head's adaptation step", least=0, search=log(0.03, 3))
     support: float = setting(
-        0.8, "share of rows for the adaptation step; the outer loss uses the others", least=0, most=1
+        0.8,
+        "share of rows for the adaptation step; the outer loss uses the others",
+        least=0,
+        most=1,
+        search=linear(0.5, 0.9),
     )
     first_order: bool = setting(False, "ignore second derivatives (first-order meta-gradients)")
     share_head: bool = setting(False, "whether the head is sent and averaged too")
-    pers: int = setting(5, "epochs of fine-tuning of the personal head", least=0)
+    pers: int = setting(5, "epochs of fine-tuning of the personal head", least=0, search=linear(1, 10))
     weights: str = weights_setting("uniform")
+
+    trains = ("head",)
 
     def shared(self, task, params):
         return params if self.share_head else tree.drop(params, task.is_head)

@@ -20,8 +20,9 @@ from torch import Tensor
 
 from plures import tree
 from plures.learn.fit import fit
-from plures.learn.task import masked_mean
+from plures.learn.losses import masked_mean
 from plures.methods.base import NO_TERMS, Averaged, setting, with_penalties
+from plures.methods.search import linear, log
 from plures.tree import Params
 
 WIDTHS = (0.5, 1.0, 2.0)  # of the MMD kernels, in mean squared distances
@@ -55,11 +56,19 @@ def distillation(logits, teacher, mask):
 class FedPHP(Averaged):
     """Keeps a moving average of the client's models, and trains new models to have features close to its own."""
 
-    lam: float = setting(0.05, "weight of the discrepancy between the two models in the loss", least=0, most=1)
+    lam: float = setting(
+        0.05, "weight of the discrepancy between the two models in the loss", least=0, most=1, search=log(0.005, 0.5)
+    )
     inherit: str = setting("mmd", "what is compared: features (MMD), or predictions (KD)", choices=("mmd", "kd"))
-    mu_max: float = setting(0.9, "largest weight of past models in the moving average", least=0, most=1)
+    mu_max: float = setting(
+        0.9, "largest weight of past models in the moving average", least=0, most=1, search=linear(0.5, 0.99)
+    )
 
     depends_on_rounds = True
+
+    @property
+    def needs_classes(self):
+        return "inherit=kd compares probabilities of classes" if self.inherit == "kd" else ""
 
     def init_client(self, task, params):
         return FedPHPClient(params, torch.tensor(0))

@@ -11,11 +11,12 @@ and is 0.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from plures import tree
 from plures.learn.fit import fit
 from plures.methods.base import NO_TERMS, Averaged, fit_head, setting, with_penalties
+from plures.methods.search import linear
 from plures.tree import Params
 
 
@@ -27,8 +28,12 @@ class FedRepClient(NamedTuple):
 class FedRep(Averaged):
     """Trains the private head first, then the shared body for the epochs or steps of the solver."""
 
-    head_epochs: int = setting(10, "epochs of training the head before the body", least=0)
-    pm_epochs: int = setting(0, "epochs that the head is trained again for the personal model", least=0)
+    head_epochs: int = setting(10, "epochs of training the head before the body", least=0, search=linear(1, 20))
+    pm_epochs: int = setting(
+        0, "epochs that the head is trained again for the personal model", least=0, search=linear(0, 10).if_named()
+    )
+
+    trains: ClassVar[tuple[str, ...]] = ("head",)
 
     def shared(self, task, params):
         return tree.drop(params, task.is_head)
@@ -45,6 +50,8 @@ class FedRep(Averaged):
 
         start = terms.start_from(received)
         head = fit_head(task, client.head, start, shard, self.solver, self.head_epochs)
+        if not start:  # the body is frozen: there is nothing to train but the head
+            return FedRepClient(head.params), start, {"loss": head.loss, "steps": head.steps}
         body = fit(body_loss, start, shard, self.solver, given=(head.params, terms.penalties))
         return FedRepClient(head.params), body.params, {"loss": body.loss, "steps": body.steps}
 

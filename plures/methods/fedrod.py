@@ -8,7 +8,9 @@ personal head from plain cross-entropy alone. With `head=hyper` a shared hyperne
 client's class proportions, so that a client that never trained has one too; the proportions are never sent.
 
 The personal model has the server's body and generic head and the client's own personal head, as the paper says in words
-(Appendix B.2); with `head=hyper` the personal head is made by the server's hypernetwork.
+(Appendix B.2); with `head=hyper` it is the head that the client's own copy of the hypernetwork made at the end of its
+last training, which is what Algorithm 2 leaves at a client. `pm_base=generated` takes the head that the server's
+hypernetwork makes, without any training at the client: this is what a new client is given.
 
 Differs from the paper: the personal head starts at zero (the paper does not say), so that at first the personal model
 is the generic one. With `pm_base=local` body and heads are those that the client had after its last training. With
@@ -23,12 +25,14 @@ from typing import NamedTuple
 import torch
 
 from plures import tree
+from plures.errors import UsageError
 from plures.learn.fit import fit, recorded
-from plures.learn.task import cross_entropy
+from plures.learn.losses import cross_entropy
 from plures.methods.base import NO_TERMS, Averaged, setting, with_penalties
 from plures.methods.ingredients import meta_balance
 from plures.methods.ingredients.balance import LOSSES
 from plures.methods.ingredients.dense import draw_weights
+from plures.methods.search import among, linear, log
 from plures.tree import Params, Tree
 
 HYPER = "hypernetwork/"  # prefix of the names of its tensors, which are sent along with the model
@@ -62,25 +66,43 @@ class FedRoD(Averaged):
         choices=("linear", "hyper"),
     )
     loss: str = setting("bsm", "balanced loss for the shared model", choices=(*LOSSES, "meta-bsm"))
-    gamma: float = setting(1.0, "strength of the balancing; 1 for bsm, to be tuned for ldam and cdt", least=0)
-    width: int = setting(16, "hidden units of the hypernetwork; the paper has 32 on CIFAR-10", least=1)
-    meta_lr: float = setting(0.01, "meta-bsm: learning rate on the public set", least=0)
+    gamma: float = setting(
+        1.0, "strength of the balancing; 1 for bsm, to be tuned for ldam and cdt", least=0, search=linear(0, 2)
+    )
+    width: int = setting(
+        16, "hidden units of the hypernetwork; the paper has 32 on CIFAR-10", least=1, search=log(8, 64).if_named()
+    )
+    meta_lr: float = setting(
+        0.01, "meta-bsm: learning rate on the public set", least=0, search=log(0.001, 0.1).if_named()
+    )
     learn_gamma: bool = setting(True, "meta-bsm: whether it learns the strength too, or only the weights of rows")
     pm_base: str = setting(
         "server",
-        "body, generic head and hypernetwork of the personal model: the server's, or as the client last trained them",
-        choices=("server", "local"),
+        "body and generic head of the personal model: the server's, with the personal head that the client trained "
+        "last; all as the client trained them (local); or all the server's, with a generated head (generated)",
+        choices=("server", "local", "generated"),
+        search=among("server", "local").if_named(),
     )
 
     refuses = {
         "brm": "its shared model is trained with a balanced loss already; choose it with loss=",
         "sam": "one loss trains its shared model and its personal head, and only the former could be sharpened",
     }
+    trains = ("head",)
     insides = "plures.report.insides.fedrod:pictures"
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.pm_base == "generated" and self.head == "linear":
+            raise UsageError("FedRoD.pm_base=generated is for head=hyper; a linear head is trained, not generated")
 
     @property
     def public_rows(self):
         return 10 if self.loss == "meta-bsm" else 0
+
+    @property
+    def needs_classes(self):
+        return "its loss is balanced by the numbers of rows of each class"
 
     def shared(self, task, params):
         return tree.drop(params, is_hyper)
@@ -131,7 +153,7 @@ class FedRoD(Averaged):
         if self.pm_base == "local":
             return self.with_head(task, client.model, client.head["weight"])
         weight = client.head["weight"]
-        if self.head == "hyper":
+        if self.pm_base == "generated":
             weight = generate_head(tree.keep(received, is_hyper), shard.counts)
         return self.with_head(task, self.shared(task, received), weight)
 
@@ -155,4 +177,4 @@ class FedRoD(Averaged):
 
     @property
     def is_served_whole(self):
-        return self.head == "hyper" and self.pm_base == "server"
+        return self.pm_base == "generated"

@@ -18,6 +18,7 @@ from plures import tree
 from plures.methods.addons.keep import KeepLocal
 from plures.methods.base import NO_TERMS, Method, setting
 from plures.methods.pfedla import PFedLA
+from plures.methods.search import linear
 from plures.tree import Params
 
 KEPT = "layers kept"  # part of the message, [layer]: 1 where the client keeps its own layer, else 0
@@ -31,7 +32,7 @@ class HeurpFedLAClient(NamedTuple):
 class HeurpFedLA(PFedLA):
     """The server mixes all layers except the k that a client would mostly receive from itself."""
 
-    k: int = setting(1, "how many layers a client keeps", least=0)
+    k: int = setting(1, "how many layers a client keeps", least=0, search=linear(0, 2))
 
     def shared(self, task, params):
         return {name: x for name, x in params.items() if name != KEPT}

@@ -22,6 +22,7 @@ from plures import tree
 from plures.learn.fit import fit, with_gradient
 from plures.methods.base import Collected, setting
 from plures.methods.messages import Same
+from plures.methods.search import log
 from plures.tree import Params
 
 
@@ -39,7 +40,10 @@ class Mtl(Collected):
     """Personal models that are pulled towards their mean."""
 
     strength: float = setting(
-        3e-3, "weight of both regularisation terms; 0 chooses a power of ten by the number of weights", least=0
+        3e-3,
+        "weight of both regularisation terms; 0 chooses a power of ten by the number of weights",
+        least=0,
+        search=log(3e-4, 3e-2),
     )
     coupled: bool = setting(True, "whether to use the regularisation terms; without them this is local training")
 

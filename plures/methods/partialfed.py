@@ -20,6 +20,7 @@ from torch import Tensor
 from plures import seeds, tree
 from plures.learn.fit import fit
 from plures.methods.base import NO_TERMS, Averaged, Method, setting
+from plures.methods.search import linear, log
 from plures.tree import Params
 
 STRATEGIES = ("adaptive", "global", "local", "head", "batch-norm")
@@ -38,12 +39,18 @@ class PartialFed(Averaged):
     strategy: str = setting(
         "adaptive", "which layers a client keeps: learned, none, all, the head, or BatchNorm layers", choices=STRATEGIES
     )
-    warm_up: int = setting(5, "rounds that a client takes part in before it starts to choose", least=0)
-    model_rows: float = setting(
-        0.8, "share of rows for training the model; the logits are learned on the others", least=0.1, most=0.99
+    warm_up: int = setting(
+        5, "rounds that a client takes part in before it starts to choose", least=0, search=linear(0, 10)
     )
-    logits_lr: float = setting(0.1, "learning rate of the logits", least=0)
-    temperature: float = setting(1.0, "temperature of the Gumbel-softmax", least=1e-3)
+    model_rows: float = setting(
+        0.8,
+        "share of rows for training the model; the logits are learned on the others",
+        least=0.1,
+        most=0.99,
+        search=linear(0.6, 0.95),
+    )
+    logits_lr: float = setting(0.1, "learning rate of the logits", least=0, search=log(0.01, 1))
+    temperature: float = setting(1.0, "temperature of the Gumbel-softmax", least=1e-3, search=log(0.1, 10).if_named())
 
     def init_client(self, task, params):
         logits = torch.zeros(len(task.layers_in(params)), 2)

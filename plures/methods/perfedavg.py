@@ -23,6 +23,7 @@ from plures import tree
 from plures.learn.fit import fit, step_down, with_gradient
 from plures.methods.base import NO_TERMS, Averaged, setting, weights_setting, with_penalties
 from plures.methods.ingredients.sharpness import statistics_term
+from plures.methods.search import linear, log
 
 
 def take_plain_steps(task, params, shard, solver, lr, epochs):
@@ -37,10 +38,15 @@ class PerFedAvg(Averaged):
     order: str = setting(
         "fo", "Hessian: ignored, by a difference of gradients, or exact", choices=("fo", "hf", "exact")
     )
-    alpha: float = setting(0.01, "learning rate of the adaptation step", least=0)
-    delta: float = setting(1e-3, "hf: half the distance between the two points of the difference", least=1e-12)
+    alpha: float = setting(0.01, "learning rate of the adaptation step", least=0, search=log(0.001, 0.1))
+    delta: float = setting(
+        1e-3,
+        "hf: half the distance between the two points of the difference",
+        least=1e-12,
+        search=log(1e-5, 0.1).if_named(),
+    )
     repeat: bool = setting(True, "meet rows as often as a step has parts, so that there are as many steps as batches")
-    pm_epochs: int = setting(1, "epochs of adaptation for the personal model", least=0)
+    pm_epochs: int = setting(1, "epochs of adaptation for the personal model", least=0, search=linear(1, 5))
     weights: str = weights_setting("uniform")
 
     def train(self, task, received, client, shard, terms=NO_TERMS):

@@ -24,6 +24,7 @@ from plures.methods.addons.keep import KeepLocal
 from plures.methods.base import Method, setting
 from plures.methods.ingredients.dense import draw_weights
 from plures.methods.messages import Each
+from plures.methods.search import among, linear, log
 from plures.tree import Params
 
 
@@ -38,14 +39,21 @@ class PFedHNServer(NamedTuple):
 class PFedHN(Method):
     """The server learns to generate models; clients train what they receive."""
 
-    embedding: int = setting(0, "size of an embedding; 0 chooses a quarter of the number of clients, plus one", least=0)
-    width: int = setting(100, "width of the hypernetwork's hidden layers", least=1)
-    depth: int = setting(3, "number of hidden layers after the first", least=0)
-    hyper_lr: float = setting(1e-2, "learning rate of the hypernetwork and the embeddings", least=0)
-    hyper_momentum: float = setting(0.9, "momentum for both", least=0, most=0.999)
-    hyper_decay: float = setting(1e-3, "weight decay for both", least=0)
+    embedding: int = setting(
+        0,
+        "size of an embedding; 0 chooses a quarter of the number of clients, plus one",
+        least=0,
+        search=among(0, 5, 10, 20).if_named(),
+    )
+    width: int = setting(100, "width of the hypernetwork's hidden layers", least=1, search=log(50, 200).if_named())
+    depth: int = setting(3, "number of hidden layers after the first", least=0, search=linear(1, 4).if_named())
+    hyper_lr: float = setting(
+        1e-2, "learning rate of the hypernetwork and the embeddings", least=0, search=log(0.001, 0.1)
+    )
+    hyper_momentum: float = setting(0.9, "momentum for both", least=0, most=0.999, search=linear(0.5, 0.99))
+    hyper_decay: float = setting(1e-3, "weight decay for both", least=0, search=log(1e-4, 1e-2))
     cohort: str = setting("sum", "gradients of the clients of a round: added up, or averaged", choices=("sum", "mean"))
-    clip: float = setting(50.0, "gradients of both are clipped to this norm", least=0)
+    clip: float = setting(50.0, "gradients of both are clipped to this norm", least=0, search=log(5, 500).if_named())
 
     refuses = {
         addon: "its server generates each client's model and keeps no model for all" for addon in ("scaffold", "feddyn")

@@ -30,6 +30,7 @@ from plures.learn.optimizers import OptimizerState
 from plures.methods.addons.keep import KeepLocal
 from plures.methods.base import Collected, Method, setting
 from plures.methods.messages import Each
+from plures.methods.search import linear, log
 from plures.tree import Params
 
 DEPTH = 3  # number of fully connected layers between embedding and output
@@ -50,12 +51,16 @@ class PFedLAServer(NamedTuple):
 class PFedLA(Collected):
     """The server mixes all models for each client and learns the weights from how the mixtures change in training."""
 
-    width: int = setting(100, "size of the embedding and the hidden layers of a hypernetwork", least=1)
-    mixer_lr: float = setting(7e-4, "learning rate of the hypernetworks", least=0)
+    width: int = setting(
+        100, "size of the embedding and the hidden layers of a hypernetwork", least=1, search=log(30, 300).if_named()
+    )
+    mixer_lr: float = setting(7e-4, "learning rate of the hypernetworks", least=0, search=log(7e-5, 7e-3))
     mixer_optimizer: str = setting("adam", "optimizer of the hypernetworks", choices=("adam", "sgd"))
     unit: bool = setting(True, "divide the change of each layer by its length and by how far clients' layers are apart")
     alpha_map: str = setting("softmax", "map to weights that sum to one", choices=("softmax", "relu_norm"))
-    self_bias: float = setting(0.0, "softmax: initial bias of the logit of a client's own model")
+    self_bias: float = setting(
+        0.0, "softmax: initial bias of the logit of a client's own model", search=linear(-2, 2).if_named()
+    )
     layer_mean: bool = setting(False, "divide the change of each layer by its number of weights")
 
     refuses = {addon: "its server keeps a model for each client and none for all" for addon in ("scaffold", "feddyn")}

@@ -17,6 +17,7 @@ import torch
 from plures import tree
 from plures.learn.fit import descend, fit, recorded, with_gradient
 from plures.methods.base import NO_TERMS, Averaged, setting, with_penalties
+from plures.methods.search import among, linear, log
 from plures.tree import Params
 
 
@@ -28,11 +29,18 @@ class PFedMeClient(NamedTuple):
 class PFedMe(Averaged):
     """Personal models are kept close to the shared model, which moves towards them."""
 
-    lam: float = setting(15.0, "strength of the pull of the personal model towards the shared one", least=0)
-    inner_steps: int = setting(5, "gradient steps of the personal model for each batch", least=1)
-    inner_lr: float = setting(0.05, "learning rate of these steps", least=0)
-    beta: float = setting(1.0, "share of the way to the mean that the server moves", least=0)
-    outer_lr: float = setting(0.0, "learning rate of the shared model; 0: that of clients", least=0)
+    lam: float = setting(
+        15.0, "strength of the pull of the personal model towards the shared one", least=0, search=log(5, 45)
+    )
+    inner_steps: int = setting(5, "gradient steps of the personal model for each batch", least=1, search=linear(1, 10))
+    inner_lr: float = setting(0.05, "learning rate of these steps", least=0, search=log(0.005, 0.5))
+    beta: float = setting(1.0, "share of the way to the mean that the server moves", least=0, search=linear(0.5, 2))
+    outer_lr: float = setting(
+        0.0,
+        "learning rate of the shared model; 0: that of clients",
+        least=0,
+        search=among(0.0, 0.005, 0.05, 0.5).if_named(),
+    )
     warm: bool = setting(False, "start each batch at the last personal model instead of the shared one")
 
     def merge(self, task, server, ids, uploads, sizes):

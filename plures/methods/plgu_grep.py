@@ -38,6 +38,8 @@ class PlguGRep(LayerwiseSteps, FedRep):
 
     weights: str = weights_setting("uniform")
 
+    trains = ("head", "body")
+
     def init_client(self, task, params):
         return PlguGRepClient(tree.keep(params, task.is_head), self.shared(task, params), torch.tensor(0))
 

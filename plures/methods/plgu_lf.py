@@ -28,6 +28,7 @@ from plures.methods.base import Averaged, setting, weights_setting
 from plures.methods.ingredients import layer_scores
 from plures.methods.ingredients.layerwise import Layerwise
 from plures.methods.ingredients.sharpness import perturb, perturbation, statistics_term
+from plures.methods.search import among
 from plures.tree import Params
 
 D = 5  # personal layers in the paper, whose network has 23
@@ -42,7 +43,12 @@ class PlguLfClient(NamedTuple):
 class PlguLf(Layerwise, Averaged):
     """A shared model trained with layer-wise SAM, and a personal model that keeps its most personal layers."""
 
-    personal: int = setting(-1, "how many layers the personal model keeps; -1: five, at most half of them", least=-1)
+    personal: int = setting(
+        -1,
+        "how many layers the personal model keeps; -1: five, at most half of them",
+        least=-1,
+        search=among(-1, 0, 1, 2, 5, 10).if_named(),
+    )
     perturb: str = setting(
         "all",
         "which layers of the shared model are perturbed: all, the universal or the personal ones",

@@ -17,11 +17,16 @@ if TYPE_CHECKING:
 
     from plures.models.inputs import Shape
 
+MOST_UNITS = 65_536  # of a layer whose size is in the name of a model
+
 MODELS: "Registry[Callable[..., nn.Module]]" = Registry(
     "model",
     "plures.models",
     {
+        "linear": "plures.models.tables:Linear",
         "mlp": "plures.models.small:Mlp",
+        "tabular": "plures.models.tables:Tabular",
+        "resnet1d": "plures.models.tables:ResNet1d",
         "cnn4": "plures.models.small:Cnn4",
         "rod-cnn": "plures.models.small:RodCnn",
         "hncnn": "plures.models.small:HnCnn",
@@ -45,7 +50,8 @@ MODELS: "Registry[Callable[..., nn.Module]]" = Registry(
 
 
 def model_maker(name: str, shape: "Shape", n_classes: int, n_tokens: int = 0) -> "Callable[[], nn.Module]":
-    """A function that makes the named model, or a user's own model, which is named as `module:Class`."""
+    """A function that makes the named model, perhaps with sizes, or a user's own, which is named as `module:Class`."""
+    name, sizes = split_sizes(name)
     model_class = MODELS.find(name)
     if not callable(model_class):
         raise UsageError(f"model {name!r} is no class or function that makes a model, but {model_class!r:.60}")
@@ -56,13 +62,34 @@ def model_maker(name: str, shape: "Shape", n_classes: int, n_tokens: int = 0) ->
             f"model {name} reads images or numbers, and the rows hold tokens; "
             f"choose a text model ({', '.join(text)}) or other data"
         )
-    return bind_arguments(model_class, shape, n_classes, n_tokens)
+    if sizes and "sizes" not in accepted:
+        raise UsageError(f"model {name} takes no sizes; write {name!r}")
+    return bind_arguments(model_class, shape, n_classes, n_tokens, sizes)
+
+
+def is_of_ours(name: str) -> bool:
+    """Whether it names a model of the table above, perhaps with sizes."""
+    return split_sizes(name)[0] in MODELS
+
+
+def split_sizes(name: str) -> tuple[str, tuple[int, ...]]:
+    """The name of one of our models and its sizes, as in mlp:64,64; any other name as it is."""
+    base, colon, text = name.partition(":")
+    if not colon or base not in MODELS:
+        return name, ()
+    try:
+        sizes = tuple(int(size) for size in text.split(","))
+    except ValueError:
+        sizes = ()
+    if not sizes or not all(1 <= size <= MOST_UNITS for size in sizes):
+        raise UsageError(f"model {name!r}: sizes are whole numbers from 1 to {MOST_UNITS} with commas, as in mlp:64,64")
+    return base, sizes
 
 
 def bind_arguments(
-    make: "Callable[..., nn.Module]", shape: "Shape", n_classes: int, n_tokens: int
+    make: "Callable[..., nn.Module]", shape: "Shape", n_classes: int, n_tokens: int, sizes: tuple[int, ...] = ()
 ) -> "Callable[[], nn.Module]":
     """A function without arguments that makes the model; `make` gets those of the arguments that it accepts."""
     accepted = inspect.signature(make).parameters
-    known = {"shape": shape, "n_classes": n_classes, "n_tokens": n_tokens}
+    known = {"shape": shape, "n_classes": n_classes, "n_tokens": n_tokens, "sizes": sizes}
     return lambda: make(**{key: value for key, value in known.items() if key in accepted})

@@ -1,6 +1,7 @@
 """Small models for numbers and images."""
 
 import math
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -9,15 +10,20 @@ from plures.models.inputs import Shape, check_image, side_after
 
 
 class Mlp(nn.Module):
-    """A fully connected network with one hidden layer of 64 units."""
+    """A fully connected network with one hidden layer of 64 units, or of the sizes in its name, as mlp:64,64."""
 
-    def __init__(self, shape: Shape, n_classes: int) -> None:
+    def __init__(self, shape: Shape, n_classes: int, sizes: tuple[int, ...] = ()) -> None:
         super().__init__()
-        self.hidden = nn.Linear(math.prod(shape), 64)
-        self.head = nn.Linear(64, n_classes)
+        first, *others = sizes or (64,)
+        self.hidden = nn.Linear(math.prod(shape), first)
+        self.more = nn.ModuleList(nn.Linear(n_in, n_out) for n_in, n_out in pairwise((first, *others)))
+        self.head = nn.Linear((first, *others)[-1], n_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(torch.relu(self.hidden(x.flatten(1))))
+        x = torch.relu(self.hidden(x.flatten(1)))
+        for layer in self.more:
+            x = torch.relu(layer(x))
+        return self.head(x)
 
 
 class Cnn4(nn.Module):

@@ -5,6 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from plures.models.inputs import Shape, check_tokens
+from plures.models.recurrent import lstm_states
 
 
 class FastText(nn.Module):
@@ -49,17 +50,7 @@ class _Lstm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[batch, position, n_in] -> [batch, position, n_out], from a state of zeros."""
         from_input = F.linear(x, self.input_weight, self.input_bias + self.state_bias)
-        states: list[Tensor] = []
-        cell: Tensor | None = None
-        for gates in from_input.unbind(1):
-            if states:
-                gates = gates + F.linear(states[-1], self.state_weight)
-            sigmoids, new = gates.split((3 * self.n_out, self.n_out), -1)
-            input_gate, forget_gate, output_gate = sigmoids.sigmoid().chunk(3, -1)
-            new = input_gate * new.tanh()
-            cell = new if cell is None else torch.addcmul(new, forget_gate, cell)
-            states.append(output_gate * cell.tanh())
-        return torch.stack(states, 1)
+        return lstm_states(from_input, self.state_weight)[0]
 
 
 class CharLstm(nn.Module):

@@ -47,6 +47,9 @@ def gather_material(given: list[Path]) -> Material:
             notes.append(f"Left out: {error}")
     if not records:
         raise failure
+    metrics = sorted({str(record.summary.get("metric", "accuracy")) for record in records})
+    if len(metrics) > 1:
+        raise UsageError(f"these runs go by different metrics ({', '.join(metrics)}); make a report for each")
     groups = group_runs(records)
     return Material(groups, gather_splits(groups, notes), gather_insides(groups, notes), notes)
 

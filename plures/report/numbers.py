@@ -2,14 +2,17 @@
 
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from plures.learn.metrics import ACCURACY, Metric
 from plures.report.records import Group, RunRecord, find_twins
 from plures.runs import results
 from plures.runs.results import are_harmed
 from plures.studies import stats
+from plures.studies.ranks import Ranks, make_ranks
 
 MOST_POINTS = 400  # of a curve; more cannot be told apart
 MOST_CLIENTS = 200  # of a figure that has a row or a place for each
@@ -53,7 +56,12 @@ def summarise_seeds(group: Group, of: Callable[[dict[str, Any]], Any]) -> Stat |
 def find_scored(run: RunRecord) -> list[dict[str, Any]]:
     """The clients that took part and have a personal accuracy; not the new ones."""
     own = [row for row in run.clients if row.get("role", "client") == "client"]
-    return [row for row in own if row["personal_accuracy"] is not None]
+    return [row for row in own if own_score(run, row) is not None]
+
+
+def own_score(run: RunRecord, row: dict[str, Any]) -> float | None:
+    """What the run goes by, of a client's own model."""
+    return row.get(results.score_column(results.metric_of(run.summary).name))
 
 
 def name_of(row: dict[str, Any]) -> str:
@@ -69,10 +77,12 @@ class Point(NamedTuple):
     n_test: int
     local: float
     own: float
+    metric: Metric = ACCURACY
 
     @property
     def is_harmed(self) -> bool:
-        return bool(are_harmed(np.array(self.own), np.array(self.local), np.array(self.n_test)))
+        own, local, n_test = (np.array([value]) for value in (self.own, self.local, self.n_test))
+        return bool(are_harmed(own, local, n_test, self.metric)[0])
 
 
 class Against(NamedTuple):
@@ -81,6 +91,10 @@ class Against(NamedTuple):
     label: str
     look: int
     points: list[Point]
+
+    @property
+    def metric(self) -> Metric:
+        return self.points[0].metric
 
     @property
     def harmed(self) -> int:
@@ -103,9 +117,10 @@ def compare_with_local(groups: list[Group]) -> list[Against]:
 def _points(run: RunRecord, runs: list[RunRecord]) -> list[Point]:
     local = next(iter(find_twins(run, "local", runs)), None)
     if local is not None:
-        alone = {row["client"]: to_number(row["personal_accuracy"]) for row in find_scored(local)}
+        alone = {row["client"]: to_number(own_score(local, row)) for row in find_scored(local)}
     else:
-        alone = {row["client"]: to_number(row.get("local_accuracy")) for row in find_scored(run)}
+        name = results.metric_of(run.summary).name
+        alone = {row["client"]: to_number(row.get(f"local_{name}")) for row in find_scored(run)}
     return [
         Point(
             run.seed,
@@ -113,7 +128,8 @@ def _points(run: RunRecord, runs: list[RunRecord]) -> list[Point]:
             int(row["n_train"]),
             int(row["n_test"]),
             alone[row["client"]],
-            to_number(row["personal_accuracy"]),
+            to_number(own_score(run, row)),
+            results.metric_of(run.summary),
         )
         for row in find_scored(run)
         if not math.isnan(alone.get(row["client"], math.nan))
@@ -130,6 +146,7 @@ class Ranking(NamedTuple):
     worst: list[bool]  # among the ceil(5 %) worst of its run
     mean: float
     worst_mean: float
+    metric: Metric = ACCURACY
 
 
 def rank_clients(groups: list[Group]) -> list[Ranking]:
@@ -139,7 +156,9 @@ def rank_clients(groups: list[Group]) -> list[Ranking]:
         found: list[tuple[float, bool, str]] = []
         means, tails = [], []
         for run in group.runs:
-            own = sorted((to_number(row["personal_accuracy"]), name_of(row)) for row in find_scored(run))
+            metric = results.metric_of(run.summary)
+            own = [(to_number(own_score(run, row)), name_of(row)) for row in find_scored(run)]
+            own.sort(key=lambda pair: (metric.sign * pair[0], pair[1]))
             if not own:
                 continue
             values = np.array([value for value, _ in own])
@@ -147,20 +166,37 @@ def rank_clients(groups: list[Group]) -> list[Ranking]:
             seed = f", seed {run.seed}" if len(group.runs) > 1 else ""
             found += [(value, place < n_worst, f"{name}{seed}") for place, (value, name) in enumerate(own)]
             means.append(float(values.mean()))
-            tails.append(results.tail(values)[0])
+            tails.append(results.tail(values, metric=metric)[0])
         if found:
-            found.sort(key=lambda one: (one[0], not one[1]))
+            found.sort(key=lambda one: (metric.sign * one[0], not one[1]))
             values_, worst, names = zip(*found, strict=True)
             mean, tail = float(np.mean(means)), float(np.mean(tails))
-            out.append(Ranking(group.label, group.look, list(names), list(values_), list(worst), mean, tail))
+            out.append(Ranking(group.label, group.look, list(names), list(values_), list(worst), mean, tail, metric))
     return out
 
 
 # Rounds
 
 
+def rank_methods(groups: list[Group]) -> Ranks | None:
+    """Methods over the data sets, or splits, that all of them were run on; None where there is only one."""
+    table: dict[str, dict[str, list[float]]] = {}
+    measured: dict[str, Metric] = {}
+    for run in [run for group in groups for run in group.runs]:
+        if run.summary["personal"]:
+            name, partition = Path(str(run.summary["data"])).stem, str(run.summary["partition"])
+            per_method = table.setdefault(f"{name}, {partition}", {})
+            measured[f"{name}, {partition}"] = results.metric_of(run.summary)
+            per_method.setdefault(run.method, []).append(run.summary["personal"]["mean"])
+    names = {block.partition(", ")[0] for block in table}
+    short = {block: block.partition(", ")[0] if len(names) == len(table) else block for block in table}
+    means = {short[block]: {m: float(np.mean(values)) for m, values in one.items()} for block, one in table.items()}
+    metrics = {short[block]: metric for block, metric in measured.items()}
+    return make_ranks(means, metrics)
+
+
 class Curve(NamedTuple):
-    """An accuracy along an axis, mean and standard deviation over seeds."""
+    """A metric along an axis, mean and standard deviation over seeds."""
 
     label: str
     look: int
@@ -168,13 +204,14 @@ class Curve(NamedTuple):
     mean: list[float]
     std: list[float]
     n_seeds: int
-    generic: float | None = None  # accuracy of the one model for all, to be shown beside it
+    generic: float | None = None  # of the one model for all, to be shown beside it
+    metric: Metric = ACCURACY
 
 
 MEASURES = {
     "personal_mean": "personal models, mean of clients",
     "personal_worst5": "personal models, worst 5 % of clients",
-    "generic_accuracy": "the one model for all",
+    "generic_pooled": "the one model for all",
 }
 AXES = {
     "rounds": "rounds",
@@ -197,7 +234,8 @@ def make_curves(groups: list[Group], axis: str, measure: str) -> list[Curve]:
         table = np.array([[one[at] for at in kept] for one in found])  # [seed, round, (x, y)]
         x, y = table[..., 0].mean(0), table[..., 1]
         std = y.std(0, ddof=1) if len(found) > 1 else np.zeros(len(kept))
-        out.append(Curve(group.label, group.look, x.tolist(), y.mean(0).tolist(), std.tolist(), len(found)))
+        curve = Curve(group.label, group.look, x.tolist(), y.mean(0).tolist(), std.tolist(), len(found))
+        out.append(curve._replace(metric=results.metric_of(group.runs[0].summary)))
     return out
 
 
@@ -214,6 +252,8 @@ def _read_curve(run: RunRecord, axis: str, measure: str) -> dict[int, tuple[floa
         else:
             spent += to_number(row.get("flops"))
         value = to_number(row.get(measure))
+        if measure == "generic_pooled" and math.isnan(value):  # folders of earlier versions
+            value = to_number(row.get("generic_accuracy"))
         if not math.isnan(value) and not math.isnan(spent):
             out[int(row["round"])] = (spent, value)
     return out
@@ -237,7 +277,8 @@ def make_epoch_curves(groups: list[Group], key: str) -> list[Curve]:
         mean, std = [s.mean for s in known if s], [s.std for s in known if s]
         generic = summarise([one["generic"] for one in found if one["generic"] is not None])
         of_all = generic.mean if generic else None
-        out.append(Curve(group.label, group.look, list(range(n)), mean, std, len(found), of_all))
+        metric = results.metric_of(group.runs[0].summary)
+        out.append(Curve(group.label, group.look, list(range(n)), mean, std, len(found), of_all, metric))
     return out
 
 

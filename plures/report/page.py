@@ -9,14 +9,16 @@ from typing import Any, NamedTuple
 import jinja2
 
 from plures._version import __version__
+from plures.errors import UsageError
 from plures.files import write_text
 from plures.report import interactive, looks, numbers
 from plures.report.figure import Figure, make_figure
 from plures.report.gather import Inside, Material, note_failures
 from plures.report.numbers import summarise_seeds
 from plures.report.plotly_kit import read_script
-from plures.report.records import Group, find_common_options
+from plures.report.records import Group, find_common_options, metric_of_groups
 from plures.report.tables import Column, tabulate_costs, tabulate_results
+from plures.runs.results import generic_of
 
 WITHOUT_PLOTS = "There are no figures, because plotly is not installed: pip install 'plures[plots]' brings them."
 
@@ -29,29 +31,57 @@ class Section(NamedTuple):
     figures: list[Figure]
 
 
+class Page(NamedTuple):
+    """What a page shows."""
+
+    title: str
+    what: list[str]  # sentences about what was run
+    short: list[tuple[str, str, str]]  # numbers at its top: the number, what it is, whose
+    notes: list[str]
+    labels: list[str]  # of the rows of its tables, which are those of the legend
+    sections: list[Section]
+    made_from: list[str]  # folders
+
+
 def write_page(material: Material, to: Path) -> Path:
+    """The page about some runs."""
     script = read_script()
-    notes = [*material.notes, *([] if script else [WITHOUT_PLOTS])]
+    notes = list(material.notes)
     sections = _make_sections(material, notes) if script else _make_tables(material.groups)
-    figures = [figure for section in sections for figure in section.figures]
+    page = Page(
+        make_title(material.groups),
+        tell_what_was_run(material.groups),
+        tell_in_short(material.groups),
+        notes,
+        [group.label for group in material.groups],
+        sections,
+        ["/".join(run.folder.resolve().parts[-2:]) for run in material.runs],
+    )
+    return put_together(page, to)
+
+
+def put_together(page: Page, to: Path) -> Path:
+    """Write a page; without plotly it has no figures, and says so."""
+    script = read_script()
+    figures = [figure for section in page.sections for figure in section.figures]
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    page = environment.from_string(_read_template("report.html")).render(
-        title=make_title(material.groups),
-        what=tell_what_was_run(material.groups),
-        short=tell_in_short(material.groups),
-        notes=notes,
-        groups=[(group, looks.swatch(group.look)) for group in material.groups],
-        labels=[group.label for group in material.groups],
-        sections=sections,
+    text = environment.from_string(_read_template("report.html")).render(
+        title=page.title,
+        what=page.what,
+        short=page.short,
+        notes=[*page.notes, *([] if script else [WITHOUT_PLOTS])],
+        groups=[(label, looks.swatch(look)) for look, label in enumerate(page.labels)],
+        labels=page.labels,
+        sections=page.sections,
         css=_read_template("report.css"),
         glue=_read_template("report.js") if script else "",
         plotly=script,
         views=_to_json({figure.id: figure.views for figure in figures}),
         dark=_to_json(looks.for_dark()),
         version=__version__,
-        folders=["/".join(run.folder.resolve().parts[-2:]) for run in material.runs],
+        folders=page.made_from,
     )
-    write_text(to, page)
+    write_text(to, text)
     return to
 
 
@@ -105,6 +135,10 @@ def tell_what_was_run(groups: list[Group]) -> list[str]:
         how.append(f"with {n} epoch{'' if n == 1 else 's'} of batches of {shared['batch']} rows")
     if "lr" in shared:
         how.append(f"at learning rate {shared['lr']:g}")
+    if shared.get("executor") == "one_by_one":
+        how.append("run one client after another")
+    elif shared.get("stack") is not None:
+        how.append(f"run in stacks of at most {shared['stack']} clients")
     text = ", ".join(how)
     over = f"Seed {seeds[0]}."
     if len(seeds) > 1:
@@ -115,7 +149,7 @@ def tell_what_was_run(groups: list[Group]) -> list[str]:
         kinds = {"labels": "train on random labels", "random": "upload noise", "replace": "enlarge their updates"}
         out.append(
             f"{len(attack['attackers'])} clients attack: they {kinds.get(attack['kind'], attack['kind'])}. "
-            "Accuracies are those of the honest ones."
+            "The numbers are those of the honest ones."
         )
     return out
 
@@ -125,17 +159,18 @@ def tell_in_short(groups: list[Group]) -> list[tuple[str, str, str]]:
     runs = [run for group in groups for run in group.runs]
     if len(groups) < 2 or not {"data", "partition", "clients"} <= set(find_common_options(runs)):
         return []
-    out = []
+    out, metric = [], metric_of_groups(groups)
     for words, of in (
         ("best mean of personal models", lambda s: s["personal"]["mean"]),
         ("best for the worst 5 % of clients", lambda s: s["personal"]["worst5"]),
-        ("best model for all", lambda s: s["generic"]["accuracy"]),
+        ("best model for all", generic_of),
     ):
         found = {group.label: value for group in groups if (value := summarise_seeds(group, of)) is not None}
         if found:
-            best = max(value.mean for value in found.values())
+            best = max((value.mean for value in found.values()), key=lambda mean: metric.sign * mean)
             same = [label for label, value in found.items() if value.mean == best]
-            out.append((f"{100 * best:.1f} %", words, join_labels(same)))
+            text = f"{100 * best:.1f} %" if metric.is_share else metric.text(best)
+            out.append((text, words, join_labels(same)))
     harmed = {one.label: one.harmed / len(one.points) for one in numbers.compare_with_local(groups)}
     if harmed:
         fewest = min(harmed.values())
@@ -167,6 +202,7 @@ def _make_sections(material: Material, notes: list[str]) -> list[Section]:
     ]
     found = [
         results,
+        _frame("ranks", "Over data sets", _draw_ranks(groups, notes)),
         _frame("time", "Over the rounds", [interactive.draw_rounds(groups)]),
         _frame("clients", "Client by client", clients),
         _frame("data", "The data", [interactive.draw_split(material.splits)]),
@@ -189,6 +225,16 @@ def _make_tables(groups: list[Group]) -> list[Section]:
         Section("results", "Results", [results], tabulate_results(groups), []),
         Section("cost", "What it cost", [costs], tabulate_costs(groups), []),
     ]
+
+
+def _draw_ranks(groups: list[Group], notes: list[str]) -> list[Figure | None]:
+    """The critical-difference diagram, where methods were run on several data sets."""
+    try:
+        found = numbers.rank_methods(groups)
+    except UsageError as error:  # scipy is not installed
+        notes.append(f"Ranks are not shown: {error}")
+        return []
+    return [] if found is None else [interactive.draw_ranks(found)]
 
 
 EPOCHS = {

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from plures.learn.metrics import Metric
 from plures.report.looks import GRID, INK, PAPER, SHADES, SOFT
 
 
@@ -61,6 +62,11 @@ SCALE = colour_scale(SHADES)
 
 def to_percents(values: Sequence[float] | np.ndarray) -> list[float]:
     return [round(100 * float(value), 3) for value in values]
+
+
+def to_shown(metric: Metric, values: Sequence[float] | np.ndarray) -> list[float]:
+    """Numbers of a metric as they are shown, with as many digits as can be seen."""
+    return to_percents(values) if metric.is_share else shorten(values)
 
 
 def shorten(values: Sequence[float] | np.ndarray) -> list[float]:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from plures.errors import DataError, UsageError
 from plures.files import read_toml
+from plures.learn.metrics import ACCURACY, Metric
 from plures.methods import METHODS
 from plures.methods.naming import parse
 from plures.runs import results
@@ -42,6 +43,11 @@ class RunRecord(NamedTuple):
     def same(self) -> tuple[str, str, str]:
         """Equal for runs whose clients can be compared one by one."""
         return (str(self.summary["data"]), str(self.summary["model"]), self.split)
+
+
+def metric_of_groups(groups: "list[Group]") -> Metric:
+    """What all runs of a report go by."""
+    return results.metric_of(groups[0].runs[0].summary) if groups else ACCURACY
 
 
 class Group(NamedTuple):
@@ -90,7 +96,7 @@ def find_run_folders(given: list[Path]) -> list[Path]:
     """The folders themselves, and of a folder that holds run folders, as a comparison leaves, all of these."""
     out: list[Path] = []
     for folder in given:
-        inside = [path.parent for depth in ("*", "*/*") for path in folder.glob(f"{depth}/config.toml")]
+        inside = [path.parent for depth in ("*", "*/*", "*/*/*") for path in folder.glob(f"{depth}/config.toml")]
         inside.sort(key=_place)
         found = [folder] if (folder / "config.toml").exists() or not inside else inside
         out += [path for path in found if path.resolve() not in {known.resolve() for known in out}]

@@ -36,7 +36,9 @@ def gather_splits(groups: list[Group], notes: list[str]) -> dict[str, SplitTable
     for run in different[:MOST_SPLITS]:
         label = f"{run.summary['data']}, {run.summary['partition']}, seed {run.seed}"
         try:
-            out[label] = count_rows(open_scene(run.folder))
+            scene = open_scene(run.folder)
+            if scene.population.target.is_classes:
+                out[label] = count_rows(scene)
         except PluresError as error:
             notes.append(f"The split of {run.folder.name} is not shown: {error}")
     return out

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 from plures.files import in_bytes
 from plures.report import numbers
 from plures.report.numbers import Stat, summarise, summarise_seeds
-from plures.report.records import Group
+from plures.report.records import Group, metric_of_groups
+from plures.runs.results import generic_of, harm_in_words
 
 Form = Callable[[float], str]
 Wanted = Callable[[Iterable[float]], float] | None  # max or min, where one end is best
@@ -38,7 +39,12 @@ class Asked(NamedTuple):
 
     def make(self, groups: list[Group]) -> Column | None:
         stats = [summarise_seeds(group, self.of) for group in groups]
-        return make_column(self.head, self.words, stats, self.form, self.wanted)
+        metric, form, wanted = metric_of_groups(groups), self.form, self.wanted
+        if form is in_metric:
+            form = in_percent if metric.is_share else _in_digits
+            wanted = wanted if metric.is_higher_better or wanted is None else min
+        words = self.words.format(metric=metric.word, unit=", %" if metric.is_share else "")
+        return make_column(self.head, words, stats, form, wanted)
 
 
 def make_column(head: str, words: str, stats: list[Stat | None], form: Form, wanted: Wanted = None) -> Column | None:
@@ -57,8 +63,18 @@ def make_column(head: str, words: str, stats: list[Stat | None], form: Form, wan
     return Column(head, words, cells)
 
 
-def _in_percent(value: float) -> str:
+def in_percent(value: float) -> str:
+    """A share in per cent."""
     return f"{100 * value:.2f}"
+
+
+def in_metric(value: float) -> str:
+    """Stands for the form of the metric that the runs go by."""
+    return str(value)
+
+
+def _in_digits(value: float) -> str:
+    return f"{value:.4g}"
 
 
 def _in_few(value: float) -> str:
@@ -66,7 +82,8 @@ def _in_few(value: float) -> str:
     return f"{value:.0f}" if value == int(value) else f"{value:.1f}"
 
 
-def _in_thousands(value: float) -> str:
+def in_thousands(value: float) -> str:
+    """A large number with a unit."""
     for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= size:
             return f"{value / size:.1f} {unit}"
@@ -83,35 +100,35 @@ def _in_megabytes(value: float) -> str:
 
 # fmt: off
 QUALITY = (
-    Asked("personal", "accuracy of clients' own models on their own test rows, %, mean over clients",
-          lambda s: s["personal"]["mean"], _in_percent, max),
-    Asked("worst 5 %", "mean of the 5 % of clients that are served worst, %",
-          lambda s: s["personal"]["worst5"], _in_percent, max),
-    Asked("best 5 %", "mean of the 5 % that are served best, %", lambda s: s["personal"]["top5"], _in_percent),
-    Asked("spread", "standard deviation over clients, points", lambda s: s["personal"]["std"], _in_percent, min),
-    Asked("pooled", "accuracy of own models over all test rows, %",
-          lambda s: s["personal"]["pooled"], _in_percent, max),
-    Asked("generic", "accuracy of the one model for all over all test rows, %",
-          lambda s: s["generic"]["accuracy"], _in_percent, max),
+    Asked("personal", "{metric} of clients' own models on their own test rows{unit}, mean over clients",
+          lambda s: s["personal"]["mean"], in_metric, max),
+    Asked("worst 5 %", "mean of the 5 % of clients that are served worst{unit}",
+          lambda s: s["personal"]["worst5"], in_metric, max),
+    Asked("best 5 %", "mean of the 5 % that are served best{unit}", lambda s: s["personal"]["top5"], in_metric),
+    Asked("spread", "standard deviation over clients", lambda s: s["personal"]["std"], in_metric, min),
+    Asked("pooled", "{metric} of own models over all test rows{unit}",
+          lambda s: s["personal"]["pooled"], in_metric, max),
+    Asked("generic", "{metric} of the one model for all over all test rows{unit}",
+          generic_of, in_metric, max),
     Asked("never drawn", "scored clients that never took part; they are served as new clients",
           lambda s: s["personal"]["never_trained"] or None, _in_few),
 )
 REWEIGHTED = Asked("reweighted", "own models on everybody's test rows, classes weighted as in the client's own, %",
-                   lambda s: s["personal"]["reweighted"], _in_percent, max)
+                   lambda s: s["personal"]["reweighted"], in_percent, max)
 COSTS = (
     Asked("down", "bytes to clients", lambda s: s["bytes"]["down"], in_bytes, min),
     Asked("up", "bytes from clients", lambda s: s["bytes"]["up"], in_bytes, min),
-    Asked("FLOPs", "of clients' training", lambda s: s["flops"], _in_thousands, min),
+    Asked("FLOPs", "of clients' training", lambda s: s["flops"], in_thousands, min),
     Asked("own models", "FLOPs of making all personal models once, beside training",
-          lambda s: s["personal_flops"] or None, _in_thousands, min),
+          lambda s: s["personal_flops"] or None, in_thousands, min),
     Asked("training", "seconds", lambda s: s["seconds"]["train"], _in_seconds, min),
     Asked("evaluation", "seconds", lambda s: s["seconds"]["evaluate"], _in_seconds),
     Asked("in all", "seconds", lambda s: s["seconds"]["total"], _in_seconds),
     Asked("memory", "most that the process held", lambda s: s["peak_rss_mb"], _in_megabytes),
     Asked("refused", "updates that are not finite, or far too large", lambda s: s["refused_updates"], _in_few),
     Asked("target after", "rounds until personal models reached the target, where they did",
-          lambda s: s["to_target"]["cost"]["round"], _in_few, min),
-    Asked("target for", "bytes until then", lambda s: s["to_target"]["cost"]["bytes"], in_bytes, min),
+          lambda s: s["to_goal"]["cost"]["round"], _in_few, min),
+    Asked("target for", "bytes until then", lambda s: s["to_goal"]["cost"]["bytes"], in_bytes, min),
 )
 # fmt: on
 
@@ -128,7 +145,7 @@ def tabulate_results(groups: list[Group]) -> list[Column]:
         *[one.make(groups) for one in QUALITY],
         make_column(
             "harmed",
-            "clients that lose more than a test row, and a point, to training alone",
+            f"clients that lose {harm_in_words(metric_of_groups(groups))}, against training alone",
             harmed,
             _in_few,
             min,

@@ -12,7 +12,7 @@ from plures.data import partition, sources
 from plures.data.dataset import Dataset
 from plures.data.population import Population
 from plures.errors import DataError, UsageError
-from plures.runs.scene import as_configured
+from plures.runs.scene import as_configured, reading_of
 from plures.runs.state import RunState
 from plures.simulate.new_clients import adapted_model, score_new_clients
 from plures.simulate.work import Work
@@ -32,16 +32,18 @@ def from_rows(state: RunState, path: Path, epochs: int) -> Adapted:
     Rows marked `is_test` in the file are what it is tested on; without any, a share of the rows is set aside.
     """
     scene = state.scene
-    data = sources.load(str(path))
+    data = _read(state, path)
     if data.x.shape[1:] != tuple(scene.task.example.shape):
         raise DataError(f"{path}: rows have the shape {data.x.shape[1:]}, the run's {tuple(scene.task.example.shape)}.")
     data = with_classes_of_run(data, scene.class_names)
-    if data.y.ndim != scene.population.y.dim() or data.n_classes > scene.task.n_classes:
+    if data.y.ndim != scene.population.y.dim() or data.target.kind != scene.task.kind:
+        raise DataError(f"{path}: what is to be predicted of its rows is another thing than in the run.")
+    if data.n_classes > scene.task.n_classes:
         raise DataError(f"{path}: labels go up to {data.y.max()}, the run has {scene.task.n_classes} classes.")
     train, test = own_rows(data, scene.config.seed, scene.config.test_share)
     x, y = torch.from_numpy(data.x).to(scene.task.example.dtype), torch.from_numpy(data.y)
     work = _work(state, x, y, train, test)
-    found = score_new_clients(work, state.server, len(scene.population.train), epochs, state.round)
+    found = score_new_clients(work, state.server, len(scene.population.train), epochs, state.round, scene.metric)
     summary: dict[str, Any] = {
         "method": scene.config.method,
         "epochs": epochs,
@@ -51,6 +53,16 @@ def from_rows(state: RunState, path: Path, epochs: int) -> Adapted:
     if found is not None:
         summary |= {key: value for key, value in found.to_json().items() if key != "n"}
     return Adapted(adapted_model(work, _message(state), epochs, state.round), summary)
+
+
+def _read(state: RunState, path: Path) -> Dataset:
+    """The rows of a file; those of a table by the schema of the run."""
+    scene = state.scene
+    if not scene.schema or state.folder is None:
+        return sources.load(str(path))
+    reading = reading_of(scene.config)._replace(client=None, schema=str(state.folder / "schema.toml"))
+    data = sources.load(str(path), None, reading)
+    return data if data.encode is None else data.encode(np.arange(len(data.y)))
 
 
 def with_classes_of_run(data: Dataset, known: tuple[str, ...]) -> Dataset:
@@ -70,12 +82,17 @@ def own_rows(data: Dataset, seed: int, test_share: float) -> tuple[np.ndarray, n
     rows = np.arange(len(data.y))
     if data.n_train < len(rows):
         return rows[: data.n_train], rows[data.n_train :]
-    return partition.split_train_test(rows, data.y, test_share, seeds.generator(seed, "test rows of a new client"))
+    if data.time is not None:
+        return partition.latest_for_testing(rows, data.time, test_share)
+    y = data.y if data.target.is_classes else np.zeros(len(rows), np.int64)
+    return partition.split_train_test(rows, y, test_share, seeds.generator(seed, "test rows of a new client"))
 
 
 def from_counts(state: RunState, counts: list[int]) -> Adapted:
     """The client's model from its numbers of rows of each class alone: no row is looked at."""
     task, config = state.scene.task, state.scene.config
+    if task.kind != "classes":
+        raise UsageError("class counts are for runs that predict classes; give rows with --client-data")
     if len(counts) != task.n_classes or min(counts) < 0 or sum(counts) == 0:
         raise UsageError(
             f"class counts must be {task.n_classes} numbers of rows, one for each class, not all 0; got {len(counts)}"
@@ -97,5 +114,5 @@ def _work(state: RunState, x: Tensor, y: Tensor, train: np.ndarray, test: np.nda
     """The work of this one client."""
     task, seed = state.scene.task, state.scene.config.seed
     population = Population(x, y, [train], [test], task.n_classes, seed, task.smallest_batch)
-    population = as_configured(population, state.scene.config)
+    population = as_configured(population, state.scene.config)._replace(target=state.scene.population.target)
     return state.scene.work(state.store.initial)._replace(population=population, style="one_by_one")

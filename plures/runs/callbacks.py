@@ -62,10 +62,10 @@ class ProgressLine(Callback):
         self._write(state, "")
 
     def played(self, state: "RunState", row: "Round") -> None:
-        accuracy = "" if row.personal_mean is None else f"personal {100 * row.personal_mean:.2f} %  "
+        score = "" if row.personal_mean is None else f"personal {state.scene.metric.text(row.personal_mean)}  "
         done = row.round - self.first
         left = (time.monotonic() - self.began) / done * (state.scene.config.rounds - row.round) if done else 0.0
-        self._write(state, f"{accuracy}{left:.0f} s left")
+        self._write(state, f"{score}{left:.0f} s left")
 
     def _write(self, state: "RunState", words: str) -> None:
         rounds = max(1, state.scene.config.rounds)

@@ -10,9 +10,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from plures.errors import UsageError, unknown
 from plures.files import to_toml
 from plures.learn.solver import Solver
+from plures.methods.search import Search, among, around, linear
 from plures.runs import older
 
 Value = bool | int | float | str
+
+
+def _search(range: Search) -> dict[str, Any]:
+    """Where `plures tune` looks for better values of an option, if it is searched."""
+    return {"search": range}
 
 
 class Config(BaseModel):
@@ -22,11 +28,44 @@ class Config(BaseModel):
 
     method: str = Field("fedavg", description="name, with settings and add-ons: fedrod:loss=ce, ditto+ala")
     settings: dict[str, Value] = Field(default_factory=dict, description="settings of the method")
-    data: str = Field("digits", description="name of a data set, .npz file, or folder with one file for each client")
+    data: str = Field(
+        "digits",
+        description="name of a data set; a .csv, .parquet or .npz file; or a folder of files, images or texts",
+    )
     data_dir: str | None = Field(None, description="folder in which named data sets are looked for")
+    client_column: str | None = Field(None, description="of a table: the column that says whose row it is")
+    target: str | None = Field(
+        None, description="of a table: the column to predict; several with commas are labels that are there or not"
+    )
+    drop: str | None = Field(None, description="of a table: columns that are not used, with commas between")
+    time_column: str | None = Field(
+        None, description="of a table: when a row was; the latest rows of a client are its test rows"
+    )
+    text_column: str | None = Field(None, description="of a table: the column of texts, which alone are read")
+    window: int | None = Field(
+        None, ge=1, description="of a table: rows are read as time series; so many rows before it tell the next one"
+    )
+    data_schema: str | None = Field(
+        None, description="of a table: a file of `plures data schema` with columns, scales and categories"
+    )
+    image_size: int | None = Field(None, ge=1, le=1024, description="images in folders are scaled to so many pixels")
+    task: Literal["classes", "binary", "labels", "number", "count"] | None = Field(
+        None, description="what is predicted; if left out it follows from the column"
+    )
     model: str | None = Field(
         None, description="name of a model, or your own as module:Class; if left out mlp, for text fasttext or charlstm"
     )
+    freeze: str | None = Field(
+        None,
+        description="weights that do not train: head, body, or names of layers or tensors, with * for anything, joined "
+        "by commas; frozen ones are not sent and not kept by clients",
+    )
+    adapter: str | None = Field(
+        None,
+        description="small weights beside a frozen model that train with its head: lora:rank=4,layers=PATTERN, scale, "
+        "bias, or head alone",
+    )
+    train: str | None = Field(None, description="weights that train, named as for --freeze; all others do not")
     share: float = Field(1.0, gt=0, le=1, description="share of the rows of each class that is used")
     partition: str | None = Field(
         None, description="how rows are dealt to clients; if left out natural, or dirichlet:0.1 where the data has none"
@@ -37,23 +76,49 @@ class Config(BaseModel):
     clients: int | None = Field(None, ge=1, description="number of clients; if left out 20, or all of the data's own")
     participation: float = Field(1.0, gt=0, le=1, description="share of clients that take part in a round")
     rounds: int = Field(20, ge=0, le=10**8, description="number of rounds")
-    epochs: int = Field(1, ge=0, le=10**5, description="passes over a client's rows per round")
-    steps: int | None = Field(None, ge=1, le=10**6, description="batches per client and round, instead of epochs")
-    batch: int = Field(10, ge=1, le=10**9, description="rows in a batch")
-    lr: float = Field(0.05, ge=0, le=1e30, description="learning rate of clients")
-    lr_decay: float = Field(1.0, gt=0, le=1, description="factor by which the learning rate shrinks in every round")
+    epochs: int = Field(
+        1, ge=0, le=10**5, description="passes over a client's rows per round", json_schema_extra=_search(around(3))
+    )
+    steps: int | None = Field(
+        None,
+        ge=1,
+        le=10**6,
+        description="batches per client and round, instead of epochs",
+        json_schema_extra=_search(around(3)),
+    )
+    batch: int = Field(10, ge=1, le=10**9, description="rows in a batch", json_schema_extra=_search(around(4)))
+    lr: float = Field(
+        0.05, ge=0, le=1e30, description="learning rate of clients", json_schema_extra=_search(around(10))
+    )
+    lr_decay: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="factor by which the learning rate shrinks in every round",
+        json_schema_extra=_search(linear(0.9, 1)),
+    )
     lr_decay_every: int = Field(1, ge=1, description="rounds between two such steps, with --schedule step")
     schedule: Literal["constant", "exponential", "step", "cosine"] = Field(
         "exponential",
         description="how the learning rate falls: by lr_decay in every round (exponential), by lr_decay in every "
         "lr_decay_every rounds (step), to zero at the last round (cosine), or not at all (constant)",
     )
-    momentum: float = Field(0.0, ge=0, lt=1, description="momentum of clients' SGD")
+    momentum: float = Field(
+        0.0, ge=0, lt=1, description="momentum of clients' SGD", json_schema_extra=_search(linear(0, 0.95))
+    )
     nesterov: bool = Field(False, description="Nesterov's form of momentum")
     weight_decay: float = Field(
-        0.0, ge=0, description="weight decay of clients' training: an L2 penalty, or decoupled with adamw"
+        0.0,
+        ge=0,
+        description="weight decay of clients' training: an L2 penalty, or decoupled with adamw",
+        json_schema_extra=_search(among(0.0, 1e-4, 5e-4, 1e-3, 5e-3)),
     )
-    clip: float = Field(0.0, ge=0, description="clients' gradients are scaled down to this norm; 0 leaves them alone")
+    clip: float = Field(
+        0.0,
+        ge=0,
+        description="clients' gradients are scaled down to this norm; 0 leaves them alone",
+        json_schema_extra=_search(among(0.0, 1.0, 5.0, 10.0)),
+    )
     optimizer: Literal["sgd", "adam", "adamw"] = Field("sgd", description="optimizer of clients")
     last_batch: Literal["even", "drop", "keep"] = Field(
         "even",
@@ -84,8 +149,13 @@ class Config(BaseModel):
     )
     attackers: float = Field(0.2, ge=0, lt=1, description="share of clients that attack")
     seed: int = Field(0, ge=0, description="all randomness comes from it")
-    executor: Literal["vectorised", "one_by_one", "ray"] = Field(
-        "vectorised", description="how clients are run; ray: as vectorised, by actors of Ray"
+    executor: Literal["auto", "vectorised", "one_by_one", "ray"] = Field(
+        "auto",
+        description="how clients are run: stacked (vectorised), one by one, or as vectorised by actors of Ray (ray); "
+        "auto: the faster one, by a few steps where that is in doubt",
+    )
+    stack: int | None = Field(
+        None, ge=1, description="most clients stacked together in training; if left out as many as pay"
     )
     engine: str = Field(
         "traced",
@@ -114,7 +184,15 @@ class Config(BaseModel):
     personal_epochs: int = Field(
         0, ge=0, description="at the end, score every client as if it were new, after 0, 1, ... so many epochs"
     )
-    target: float | None = Field(None, gt=0, le=1, description="accuracy; the cost of reaching it is recorded")
+    metric: str | None = Field(
+        None,
+        description="what rounds, tables and the report go by: accuracy, auc, ap, f1, balanced, calibration, or rmse, "
+        "mae, r2 for numbers; if left out accuracy, rmse for numbers, mae for counts",
+    )
+    metrics: Literal["one", "all"] | None = Field(
+        None, description="metrics at the end: the one above, or all; if left out all for tables, else one"
+    )
+    goal: float | None = Field(None, description="value of the metric; the cost of reaching it is recorded")
     checkpoint_every: int = Field(10, ge=1, description="rounds between checkpoints")
     memory_limit_mb: int = Field(4096, ge=0, description="clients' state beyond it is kept in a file")
 
@@ -129,6 +207,8 @@ class Config(BaseModel):
         if self.schedule == "step" and self.lr_decay == 1:
             raise ValueError("schedule step needs lr_decay, the factor of a step; set it below 1")
         self.work_range()
+        if self.stack is not None and self.executor == "one_by_one":
+            raise ValueError("stack is for stacked clients, and executor is one_by_one; leave one of them out")
         if self.address is not None and self.executor != "ray":
             raise ValueError(f"address is for the executor ray, got {self.executor}; leave one of them out")
         return self
@@ -137,6 +217,12 @@ class Config(BaseModel):
     def style(self) -> Literal["vectorised", "one_by_one"]:
         """How the clients of a group are run; it is what the numbers depend on."""
         return "one_by_one" if self.executor == "one_by_one" else "vectorised"
+
+    def settled_like(self, other: "Config") -> "Config":
+        """With the choice that another config has, if this one leaves it to be made."""
+        if self.executor != "auto":
+            return self
+        return self.model_copy(update={"executor": other.executor, "stack": other.stack})
 
     def work_range(self) -> tuple[int, int] | None:
         """Least and most epochs (or steps) of a client in a round, where this is drawn."""
@@ -182,10 +268,16 @@ class Config(BaseModel):
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
-# Options that change no number of a run. A split file is compared by what is in it, not by its name.
-HOW_IT_IS_RUN = ("workers", "address", "checkpoint_every", "memory_limit_mb", "data_dir", "split")
+# Options that change no number of a run. A split file and a schema are compared by what is in them, not by their names.
+HOW_IT_IS_RUN = ("workers", "address", "checkpoint_every", "memory_limit_mb", "data_dir", "split", "data_schema")
 # Options that change what is scored, and when, but nothing of the state.
-SCORING = ("eval_every", "unchosen", "pool_rows", "pool_every", "personal_epochs", "target")
+SCORING = ("eval_every", "unchosen", "pool_rows", "pool_every", "personal_epochs", "metric", "metrics", "goal")
+
+
+def search_of(option: str) -> Search | None:
+    """The range in which an option is searched; None for those that are not."""
+    extra = Config.model_fields[option].json_schema_extra
+    return extra["search"] if isinstance(extra, dict) else None  # type: ignore[return-value]
 
 
 def make_config(values: dict[str, Any]) -> Config:

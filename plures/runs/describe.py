@@ -32,15 +32,16 @@ class Description(NamedTuple):
     up: Tensors
     kept: Tensors  # by a client, never sent
     server_bytes: int
+    needs_classes: str  # why it predicts classes alone; empty if it can predict anything
 
     def to_json(self) -> list[Any]:
         return list(self)
 
     @staticmethod
     def from_json(values: list[Any]) -> "Description":
-        settings, is_each, down, up, kept, server_bytes = values
+        settings, is_each, down, up, kept, server_bytes, needs_classes = values
         own = [Setting(*one) for one in settings]
-        return Description(own, is_each, Tensors(*down), Tensors(*up), Tensors(*kept), server_bytes)
+        return Description(own, is_each, Tensors(*down), Tensors(*up), Tensors(*kept), server_bytes, needs_classes)
 
 
 def known_description(spec: str) -> Description | None:

@@ -23,6 +23,7 @@ def describe(scene: Scene) -> Description:
         _tensors(shapes.upload, up),
         _tensors(shapes.kept, tree.n_bytes(shapes.kept)),
         tree.n_bytes(shapes.server),
+        method.needs_classes,
     )
 
 

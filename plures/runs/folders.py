@@ -32,7 +32,8 @@ def new_folder(config: Config, out: Path | None) -> Path:
                 continue
     assert out is not None
     if (out / "config.toml").exists():
-        same = read_config(out).record_identity() == config.record_identity()
+        before = read_config(out)
+        same = before.record_identity() == config.settled_like(before).record_identity()
         raise UsageError(
             f"{out} already holds {'this run' if same else 'a run of another config'}; "
             + (f"resume it with `plures resume {out}`, or choose another --out" if same else "choose another --out")
@@ -50,6 +51,8 @@ def write_start(folder: Path, scene: Scene) -> None:
     """What a run folder holds before its first round: enough to run again."""
     write_text(folder / "config.toml", config_toml(scene.config))
     write_text(folder / "split.json", split_to_json(scene.split))
+    if scene.schema:
+        write_text(folder / "schema.toml", scene.schema)
     if scene.class_names:
         write_text(folder / "classes.json", json.dumps(scene.class_names) + "\n")
 

@@ -8,11 +8,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+from torch import nn
+
 from plures.engine import Usage
 from plures.errors import Interrupted, RunFailed, UsageError
 from plures.files import write_text
 from plures.runs import results
 from plures.runs.callbacks import Callback
+from plures.runs.predict import client_number, module_of, predict
+from plures.runs.scene import Scene
 from plures.runs.signals import StopRequest
 from plures.runs.state import Answers, RunState
 from plures.simulate.evaluate import Evaluation
@@ -28,12 +33,29 @@ class Result(NamedTuple):
     models: Mapping[int, Tree]  # each client's own; of a run with a folder, read from there when they are asked for
     folder: Path | None
 
+    def model(self, client: int | str) -> "nn.Module":
+        """A client's own model, by its number or name, as a plain module that reads inputs of the model."""
+        scene = self._scene()
+        return module_of(scene, self.models[client_number(scene, client)])
+
+    def predict(self, client: int | str, rows: Any) -> np.ndarray:
+        """What a client's own model predicts of rows: a data frame as the run's table, or an array of inputs."""
+        scene = self._scene()
+        return predict(scene, self.models[client_number(scene, client)], rows)
+
+    def _scene(self) -> Scene:
+        scene = getattr(self.models, "scene", None)
+        if scene is None:
+            raise UsageError("this result has numbers alone; for models, resume its folder or run it again")
+        return scene
+
     def __repr__(self) -> str:
         personal = self.summary["personal"]
-        accuracy = "" if personal is None else f"personal {100 * personal['mean']:.2f} %, "
+        metric = results.metric_of(self.summary)
+        score = "" if personal is None else f"personal {metric.text(personal['mean'])}, "
         where = "" if self.folder is None else f", folder {str(self.folder)!r}"
         size = f"{len(self.clients)} clients, {len(self.rounds)} rounds"
-        return f"<Result of {self.summary['method']}: {accuracy}{size}{where}>"
+        return f"<Result of {self.summary['method']}: {score}{size}{where}>"
 
 
 class Clients(Protocol):

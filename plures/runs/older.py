@@ -9,7 +9,10 @@ from plures.errors import UsageError
 OPTIONS: dict[str, Any] = {
     **{"engine": "traced", "precision": "float32", "lr_decay_every": 1, "schedule": "exponential", "nesterov": False},
     **{"clip": 0.0, "last_batch": "keep", "local_work": None, "min_rows": 0, "augment": "none"},
-    **{"server_optimizer": "sgd", "server_lr": None},
+    **{"server_optimizer": "sgd", "server_lr": None, "client_column": None, "target": None, "drop": None},
+    **{"time_column": None, "text_column": None, "window": None, "data_schema": None, "image_size": None, "task": None},
+    **{"metric": None, "metrics": None, "goal": None},
+    **{"freeze": None, "train": None, "stack": None, "adapter": None},
 }
 # The same for settings: method or add-on -> its settings that came later.
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -45,6 +48,8 @@ def settings_since(method: str) -> dict[str, Any]:
 
 def with_old_defaults(values: dict[str, Any]) -> dict[str, Any]:
     """The options in a run folder's config.toml; where 0.1.0 wrote it, with what 0.1.0 did."""
+    if isinstance(values.get("target"), float):  # what is a goal now was called so
+        values = {name: value for name, value in values.items() if name != "target"} | {"goal": values["target"]}
     if "engine" in values:
         return values
     settings = settings_since(values.get("method", "")) | values.get("settings", {})

@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from plures import tree
+from plures import seeds, tree
 from plures._version import __version__
 from plures.data.population import Population
 from plures.files import disk_failure, write_text
+from plures.learn.metrics import ACCURACY, METRICS, Metric
 from plures.learn.task import Task
 from plures.runs.config import Config
-from plures.simulate.evaluate import Evaluation, Pool, Sums
+from plures.simulate.evaluate import Evaluation, Pool, Values
 from plures.simulate.new_clients import NewClients
 from plures.tree import Tree
 
@@ -44,11 +45,13 @@ class Round:
     generic_on_clients: float | None = None
     validation_mean: float | None = None
     personal_on_pool: float | None = None  # what personal models know of everybody's test rows
+    generic_pooled: float | None = None  # the metric that the run goes by, of the one model for all, over all rows
 
     def with_scores(self, evaluation: Evaluation) -> "Round":
         """The row with the scores of an evaluation."""
         personal = personal_scores(evaluation)
-        generic = generic_scores(evaluation)
+        generic = generic_scores(evaluation) or {}
+        validation = evaluation.values("validation")
         return dataclasses.replace(
             self,
             evaluate_seconds=evaluation.seconds,
@@ -56,10 +59,11 @@ class Round:
             personal_pooled=personal["pooled"],
             personal_worst5=personal["worst5"],
             personal_loss=_ratio(sum(evaluation.personal["loss"]), sum(evaluation.personal["n"])),
-            generic_accuracy=generic["accuracy"] if generic else None,
-            generic_on_clients=generic["on_clients"] if generic else None,
-            validation_mean=float(accuracies(evaluation.validation).mean()) if evaluation.validation else None,
+            generic_accuracy=generic.get("accuracy"),
+            generic_on_clients=generic.get("on_clients"),
+            validation_mean=None if validation is None else _known(_mean(validation.each)),
             personal_on_pool=pool_scores(evaluation.pool)[0]["on_pool"] if evaluation.pool else None,
+            generic_pooled=generic.get("pooled"),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -74,36 +78,75 @@ def _ratio(a: float, b: float) -> float:
     return a / b if b else math.nan
 
 
-def accuracies(scores: Sums) -> np.ndarray:
-    """The accuracy on every scored client."""
-    return np.array(scores["hits"]) / np.array(scores["n"])
+def _mean(each: np.ndarray) -> float:
+    """Over the clients for which the metric says something."""
+    known = each[np.isfinite(each)]
+    return float(known.mean()) if len(known) else math.nan
 
 
-def tail(values: np.ndarray, share: float = 0.05) -> tuple[float, float]:
+def tail(values: np.ndarray, share: float = 0.05, metric: Metric = ACCURACY) -> tuple[float, float]:
     """Mean of the worst and of the best ceil(share * n) clients."""
-    ordered = np.sort(values)
+    ordered = np.sort(values[np.isfinite(values)])
+    if not metric.is_higher_better:
+        ordered = ordered[::-1]
     n = math.ceil(share * len(ordered) - 1e-9)
-    return float(ordered[:n].mean()), float(ordered[-n:].mean())
+    return (float(ordered[:n].mean()), float(ordered[-n:].mean())) if n else (math.nan, math.nan)
+
+
+def scores_of(values: Values, metric: Metric) -> dict[str, float]:
+    """Mean over clients, over all rows together, spread over clients, and both tails."""
+    worst, top = tail(values.each, metric=metric)
+    known = values.each[np.isfinite(values.each)]
+    std = float(known.std()) if len(known) else math.nan
+    return {"mean": _mean(values.each), "pooled": values.pooled, "std": std, "worst5": worst, "top5": top}
 
 
 def personal_scores(evaluation: Evaluation) -> dict[str, float]:
-    """Mean over clients, mean over samples, spread over clients, and both tails."""
-    if not evaluation.ids:
+    """Of the personal models, by the metric that the run goes by."""
+    values = evaluation.values("personal") if evaluation.ids else None
+    if values is None:
         return dict.fromkeys(("mean", "pooled", "std", "worst5", "top5"), math.nan)
-    each = accuracies(evaluation.personal)
-    worst, top = tail(each)
-    pooled = _ratio(sum(evaluation.personal["hits"]), sum(evaluation.personal["n"]))
-    return {"mean": float(each.mean()), "pooled": pooled, "std": float(each.std()), "worst5": worst, "top5": top}
+    return scores_of(values, evaluation.metric)
 
 
 def generic_scores(evaluation: Evaluation) -> dict[str, Any] | None:
-    """The one model for all: accuracy over all test rows, and the mean over clients."""
-    if evaluation.generic is None or not evaluation.ids:
+    """The one model for all: the metric over all test rows, and the mean over clients."""
+    values = evaluation.values("generic") if evaluation.ids else None
+    if values is None:
         return None
-    accuracy = _ratio(sum(evaluation.generic["hits"]), sum(evaluation.generic["n"]))
-    each = accuracies(evaluation.generic)
-    worst, top = tail(each)
-    return {"accuracy": accuracy, "on_clients": float(each.mean()), "worst5": worst, "top5": top}
+    found = scores_of(values, evaluation.metric)
+    out = {"accuracy": found["pooled"]} if evaluation.metric is ACCURACY else {}
+    more = {"on_clients": found["mean"], "worst5": found["worst5"], "top5": found["top5"], "pooled": found["pooled"]}
+    return out | more
+
+
+def fairness(each: np.ndarray) -> dict[str, float | None]:
+    """How equally clients are served: Gini (0 is equal), Jain (1 is equal), and the best less the worst."""
+    known = np.sort(each[np.isfinite(each)])
+    n, total = len(known), known.sum()
+    if n == 0:
+        return {"gini": None, "jain": None, "range": None}
+    if total <= 0 or known[0] < 0:  # shares of a sum make no sense
+        return {"gini": None, "jain": None, "range": float(known[-1] - known[0])}
+    gini = float(2 * (np.arange(1, n + 1) * known).sum() / (n * total) - (n + 1) / n)
+    return {"gini": gini, "jain": float(total**2 / (n * (known**2).sum())), "range": float(known[-1] - known[0])}
+
+
+N_RESAMPLES = 1000
+MOST_RESAMPLED = 5000  # clients; of more the interval is that of a normal distribution, which is the same then
+
+
+def interval(each: np.ndarray, seed: int) -> list[float] | None:
+    """The 95 % interval of the mean over clients, by drawing clients anew, with repetition."""
+    known = each[np.isfinite(each)]
+    if len(known) < 2:
+        return None
+    if len(known) > MOST_RESAMPLED:
+        half = 1.96 * float(known.std()) / math.sqrt(len(known))
+        return [float(known.mean()) - half, float(known.mean()) + half]
+    drawn = seeds.generator(seed, "bootstrap").integers(0, len(known), (N_RESAMPLES, len(known)))
+    low, high = np.quantile(known[drawn].mean(1), (0.025, 0.975))
+    return [float(low), float(high)]
 
 
 def reweighted(hits: np.ndarray, n: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -143,10 +186,10 @@ def pool_scores(pool: Pool) -> tuple[dict[str, float | None], dict[str, float | 
     }
 
 
-def to_target(rounds: list[Round], target: float) -> dict[str, Any] | None:
-    """What it cost until personal models reached the target in the mean; None if they did not."""
+def to_goal(rounds: list[Round], goal: float, metric: Metric = ACCURACY) -> dict[str, Any] | None:
+    """What it cost until personal models reached the goal in the mean; None if they did not."""
     for i, row in enumerate(rounds):
-        if row.personal_mean is not None and row.personal_mean >= target:
+        if row.personal_mean is not None and metric.sign * (row.personal_mean - goal) >= 0:
             so_far = rounds[: i + 1]
             return {
                 "round": row.round,
@@ -157,35 +200,48 @@ def to_target(rounds: list[Round], target: float) -> dict[str, Any] | None:
     return None
 
 
-HARM = 0.01  # accuracy that a client must lose, at least, to be called harmed
+HARM = 0.01  # that a client must lose, at least, to be called harmed: a point, or a hundredth of an error
 
 
-def are_harmed(own: np.ndarray, others: np.ndarray, n_test: np.ndarray) -> np.ndarray:
-    """Which clients lose more than one of their test rows, and more than a point, against another model of theirs."""
-    return others - own > np.maximum(HARM, 1 / np.maximum(n_test, 1)) + 1e-9
+def are_harmed(own: np.ndarray, others: np.ndarray, n_test: np.ndarray, metric: Metric = ACCURACY) -> np.ndarray:
+    """Which clients lose more than one of their test rows, and more than a point, against another model of theirs.
+
+    Of a metric that is no share: that lose more than a hundredth.
+    """
+    margin = np.full(len(own), HARM) if metric.is_share else HARM * np.abs(others)
+    if metric is ACCURACY:
+        margin = np.maximum(margin, 1 / np.maximum(n_test, 1))
+    return metric.sign * (others - own) > margin + 1e-9
 
 
-def gains(own: np.ndarray, others: np.ndarray, n_test: np.ndarray) -> dict[str, float]:
+def harm_in_words(metric: Metric) -> str:
+    """What a client must lose to be called harmed."""
+    if metric is ACCURACY:
+        return "more than one test row, and more than a point"
+    return "more than a point" if metric.is_share else "more than a hundredth"
+
+
+def gains(own: np.ndarray, others: np.ndarray, n_test: np.ndarray, metric: Metric = ACCURACY) -> dict[str, float]:
     """What each client gains over its model of another method: mean, share that gains, lowest decile, harmed."""
-    gain = own - others
+    gain = metric.sign * (own - others)
     worst = np.sort(gain)[: math.ceil(0.1 * len(gain) - 1e-9)]
     return {
         "mean": float(gain.mean()),
         "share_gaining": float((gain > 1e-12).mean()),
         "lowest_decile": float(worst.mean()),
-        "harmed": int(are_harmed(own, others, n_test).sum()),
+        "harmed": int(are_harmed(own, others, n_test, metric).sum()),
         "below": int((gain < -1e-12).sum()),
     }
 
 
-def _chosen(rounds: list[Round], scores: dict[str, float]) -> dict[str, Any]:
+def _chosen(rounds: list[Round], scores: dict[str, float], metric: Metric) -> dict[str, Any]:
     """The best round on test rows, on rows kept apart for the choice, and the mean of the last ten."""
     seen = [row for row in rounds if row.personal_mean is not None]
     if not seen:
         best = {"best_round": len(rounds), "best_mean": scores["mean"], "best_pooled": scores["pooled"]}
         return best | {"mean_last10": scores["mean"], "validated": None}
     means = [float(row.personal_mean) for row in seen if row.personal_mean is not None]
-    best_row = seen[int(np.argmax(means))]
+    best_row = seen[int(np.argmax([metric.sign * mean for mean in means]))]
     out: dict[str, Any] = {
         "best_round": best_row.round,
         "best_mean": best_row.personal_mean,
@@ -195,7 +251,7 @@ def _chosen(rounds: list[Round], scores: dict[str, float]) -> dict[str, Any]:
     }
     valid = [row for row in seen if row.validation_mean is not None]
     if valid:
-        row = max(valid, key=lambda row: (float(row.validation_mean or 0), -row.round))
+        row = max(valid, key=lambda row: (metric.sign * float(row.validation_mean or 0), -row.round))
         out["validated"] = {"round": row.round, "validation_mean": row.validation_mean, "mean": row.personal_mean}
     return out
 
@@ -205,10 +261,17 @@ def summary(rounds: list[Round], evaluation: Evaluation, config: Config, model_n
     personal: dict[str, Any] | None = None
     if evaluation.ids:
         scores = personal_scores(evaluation)
-        personal = scores | _chosen(rounds, scores) | {"model": model_name, "unchosen": config.unchosen}
+        personal = scores | _chosen(rounds, scores, evaluation.metric)
+        personal |= {"model": model_name, "unchosen": config.unchosen}
         personal |= {"scored": len(evaluation.ids), "never_trained": len(evaluation.never_trained)}
+        values = evaluation.values("personal")
+        if values is not None:
+            personal |= {"interval": interval(values.each, config.seed)} | fairness(values.each)
+            personal["unmeasured"] = int((~np.isfinite(values.each)).sum())
+        personal = {key: _clean(value) for key, value in personal.items()}
     generic = generic_scores(evaluation)
     if generic is not None:
+        generic = {key: _clean(value) for key, value in generic.items()}
         generic["is_mean_of_personal"] = evaluation.generic_is_mean
     if evaluation.pool is not None and personal is not None:
         of_personal, of_generic = pool_scores(evaluation.pool)
@@ -226,6 +289,7 @@ def summary(rounds: list[Round], evaluation: Evaluation, config: Config, model_n
         "rounds": config.rounds,
         "seed": config.seed,
         "executor": config.executor,
+        "metric": evaluation.metric.name,
         "personal": personal,
         "generic": generic,
         "harmed": None,
@@ -234,6 +298,29 @@ def summary(rounds: list[Round], evaluation: Evaluation, config: Config, model_n
             "up": sum(row.bytes_up for row in rounds),
         },
     }
+
+
+def metrics(evaluation: Evaluation, seed: int) -> dict[str, Any]:
+    """All metrics of a run's end, each with the fields of `personal`: of personal models, and of the one for all."""
+    out: dict[str, Any] = {}
+    if not evaluation.measured:
+        return out
+    known = [METRICS[name] for name in evaluation.measured]
+    for metric in ([] if evaluation.metric.name in ("rmse", "mae", "r2") else [ACCURACY]) + known:
+        parts = {}
+        for part in ("personal", "generic"):
+            values = evaluation.values(part, metric)
+            if values is not None:
+                found = scores_of(values, metric) | {"interval": interval(values.each, seed)}
+                parts[part] = {key: _clean(value) for key, value in found.items()}
+        out[metric.name] = parts
+    if evaluation.recalls:
+        out["recall of each class"] = evaluation.recalls
+    return out
+
+
+def _clean(value: Any) -> Any:
+    return _known(value) if isinstance(value, float) else value
 
 
 def bytes_by_group(task: Task, message: Tree) -> dict[str, int]:
@@ -261,8 +348,6 @@ def clients(
 ) -> list[dict[str, Any]]:
     """One row for every client, also for those that have no rows or cannot be scored. There may be no names."""
     place = {client: i for i, client in enumerate(evaluation.ids)}
-    personal = accuracies(evaluation.personal) if evaluation.ids else np.zeros(0)
-    generic = accuracies(evaluation.generic) if evaluation.ids and evaluation.generic else None
     pool = evaluation.pool
     on_pool = {} if pool is None else dict(zip(pool.ids, pool.personal.sum(1) / pool.n.sum(), strict=True))
     by_classes = {}
@@ -277,9 +362,8 @@ def clients(
                 "name": names[client] if names else "",
                 "n_train": len(own),
                 "n_test": len(test[client]),
-                "n_classes": len(np.unique(labels[own])),
-                "personal_accuracy": None if at is None else float(personal[at]),
-                "generic_accuracy": None if at is None or generic is None else float(generic[at]),
+                "n_classes": None if labels.dtype.kind == "f" else len(np.unique(labels[own])),
+                **columns_of(evaluation, at),
                 "pool_accuracy": float(on_pool[client]) if client in on_pool else None,
                 "reweighted_accuracy": float(by_classes[client]) if client in by_classes else None,
             }
@@ -287,16 +371,45 @@ def clients(
     return out
 
 
+def columns_of(evaluation: Evaluation, at: int | None) -> dict[str, float | None]:
+    """Every metric of one client: of its personal model, and of the one for all."""
+    out: dict[str, float | None] = {}
+    found = {evaluation.metric.name: evaluation.metric} | {name: METRICS[name] for name in evaluation.measured}
+    for name, metric in found.items():
+        for part in ("personal", "generic"):
+            values = evaluation.values(part, metric) if evaluation.ids else None
+            out[score_column(name, part)] = None if at is None or values is None else _known(values.each[at])
+    return out
+
+
+def metric_of(summary: dict[str, Any]) -> Metric:
+    """What a run goes by; earlier versions knew accuracy alone."""
+    return METRICS[summary.get("metric", "accuracy")]
+
+
+def generic_of(summary: dict[str, Any]) -> float | None:
+    """The metric of the one model for all over all test rows."""
+    generic = summary["generic"] or {}
+    return generic.get("pooled", generic.get("accuracy"))
+
+
+def score_column(metric: str, part: str = "personal") -> str:
+    """The column of clients.csv with this metric of the personal models, or of the generic one."""
+    return f"{part}_{metric}"
+
+
 def new_clients(population: Population, found: NewClients, names: tuple[str, ...]) -> list[dict[str, Any]]:
     """A row for every client that was held out of training: its model after adaptation, and the generic one."""
     first, place = found.first, {client: i for i, client in enumerate(found.ids)}
-    out = clients(population.train, population.test, population.y.numpy(), Evaluation([], {}, None, 0.0), ())
+    nothing = Evaluation([], {}, None, 0.0, metric=found.metric)
+    out = clients(population.train, population.test, population.y.numpy(), nothing, ())
     for row in out:
         row["client"] += first
         row["name"] = names[row["client"]] if names else ""
         at = place.get(row["client"])
-        row["personal_accuracy"] = None if at is None else found.curve[-1][at]
-        row["generic_accuracy"] = None if at is None or found.generic is None else found.generic[at]
+        row[score_column(found.metric.name)] = None if at is None else _known(found.curve[-1][at])
+        generic = None if at is None or found.generic is None else _known(found.generic[at])
+        row[score_column(found.metric.name, "generic")] = generic
         row["role"] = "new"
     return out
 
@@ -311,8 +424,16 @@ def _csv(fields: list[str], rows: list[dict[str, Any]], header: bool) -> str:
     writer = csv.DictWriter(out, fields, lineterminator="\n")
     if header:
         writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows([{key: _as_plain_text(value) for key, value in row.items()} for row in rows])
     return out.getvalue()
+
+
+FORMULAS = ("=", "+", "-", "@", "\t", "\r")  # with which a cell begins that a spreadsheet would compute
+
+
+def _as_plain_text(value: Any) -> Any:
+    """A cell; a text that a spreadsheet would take for a formula begins with an apostrophe."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULAS) else value
 
 
 def write_rounds(folder: Path, rounds: list[Round]) -> None:
@@ -335,7 +456,7 @@ def write_clients(folder: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Write rows with the columns of the first one."""
+    """Write rows with the columns of the first one, which has them all."""
     write_text(path, _csv(list(rows[0]), rows, header=True))
 
 
@@ -347,7 +468,7 @@ def read_csv(path: Path) -> list[dict[str, Any]]:
 
     def value(column: str, cell: str) -> Any:
         if column in TEXTS:
-            return cell
+            return cell[1:] if cell.startswith("'") and cell[1:].startswith(FORMULAS) else cell
         if cell == "":
             return None
         return float(cell) if not cell.lstrip("-").isdigit() else int(cell)

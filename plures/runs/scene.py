@@ -9,15 +9,18 @@ import torch
 from torch import Tensor, nn
 
 from plures.data import partition, sources
-from plures.data.dataset import Dataset
+from plures.data.dataset import Dataset, Target, TaskKind
 from plures.data.population import Population
+from plures.data.reading import Reading
 from plures.engine import Engine
 from plures.errors import DataError, UsageError
 from plures.learn import augment as augmentation
+from plures.learn.frozen import Chosen
+from plures.learn.metrics import ACCURACY, DEFAULT, WORDS, Metric, find_metric, has_sklearn, metrics_for
 from plures.learn.task import Task, build
 from plures.methods.base import Method, Schedule
 from plures.methods.spec import all_settings, make_method, own_options
-from plures.models.names import bind_arguments, model_maker
+from plures.models.names import bind_arguments, model_maker, split_sizes
 from plures.runs.config import Config, make_config
 from plures.simulate import attack, ray
 from plures.simulate.evaluate import affordable_pool
@@ -40,19 +43,24 @@ class Scene(NamedTuple):
     attackers: tuple[int, ...] = ()
     class_names: tuple[str, ...] = ()  # of the classes, if the data has names for them
     notes: tuple[str, ...] = ()  # what a user should know of data, split and method before they are run
+    metric: Metric = ACCURACY  # what rounds, tables and the report go by
+    others: tuple[Metric, ...] = ()  # what is measured at the end, besides
+    schema: str = ""  # of a table, as TOML
 
     def work(self, initial: Any) -> Work:
         """What the jobs of this run are done with; `initial` is the state of a client that has not taken part."""
         engine = Engine.parse(self.config.engine)
         config = self.config
-        return Work(self.method, self.task, self.population, initial, config.style, engine, config.new_epochs)
+        how = (config.style, engine, config.stack, config.new_epochs)
+        return Work(self.method, self.task, self.population, initial, *how)
 
 
 class Objects(NamedTuple):
-    """Data and a model that were given as objects, and not by name."""
+    """Data, a model and a split that were given as objects, and not by name."""
 
     data: Dataset | None = None
     model: Callable[..., nn.Module] | None = None  # makes it from shape, n_classes, n_tokens, as far as it takes them
+    split: partition.Split | None = None
 
 
 def load_data(config: Config) -> Dataset:
@@ -62,7 +70,34 @@ def load_data(config: Config) -> Dataset:
             "this run was given its data as an object, from Python: give it again, as in "
             "plures.resume(folder, data=...), or write it to an .npz file"
         )
-    return sources.load(config.data, Path(config.data_dir) if config.data_dir else None)
+    return sources.load(config.data, Path(config.data_dir) if config.data_dir else None, reading_of(config))
+
+
+def schema_of(config: Config) -> tuple[str, tuple[str, ...]]:
+    """The schema of a table by the training rows that a run of this config has, and what is to be said of it."""
+    data = load_data(config)
+    if data.encode is None:
+        raise DataError(f"{config.data} is no table; a schema needs a .csv or .parquet file and --target")
+    config = _with_partition(config, data)
+    data = data.encode(np.concatenate(_split(config, data, None).train))
+    if not data.schema:
+        raise DataError(f"{config.data} holds texts, which have words and no schema")
+    return data.schema, data.notes
+
+
+def reading_of(config: Config) -> Reading:
+    """How a table, images or texts are to be read."""
+    return Reading(
+        client=config.client_column,
+        target=config.target,
+        drop=tuple(name.strip() for name in config.drop.split(",")) if config.drop else (),
+        time=config.time_column,
+        text=config.text_column,
+        window=config.window or 0,
+        schema=config.data_schema,
+        image_size=config.image_size or 0,
+        task=config.task,
+    )
 
 
 def make_scene(config: Config, split_file: Path | None = None, objects: Objects = Objects()) -> Scene:  # noqa: B008
@@ -81,14 +116,18 @@ def make_scene(config: Config, split_file: Path | None = None, objects: Objects 
     data = load_data(config) if objects.data is None else objects.data
     if config.model is None:
         config = config.model_copy(update={"model": default_model(data.y.ndim, data.n_tokens)})
-    if config.partition is None:
-        config = config.model_copy(update={"partition": "dirichlet:0.1" if data.client is None else "natural"})
-    split = _split(config, data, split_file)
+    config = _with_partition(config, data)
+    split = _split(config, data, split_file) if objects.split is None else objects.split
+    if data.encode is not None:
+        data = data.encode(np.concatenate(split.train))
     x, y = _as_float(torch.from_numpy(data.x), config), torch.from_numpy(partition.relabel(data.y, split))
-    task = task_of(config, x[0], data.n_classes, data.n_tokens, objects.model)
+    y = _as_float(y, config)
+    refuse_without_classes(method, data.target)
+    metric, others = metrics_of(config, data)
+    task = task_of(config, x[0], data.n_classes, data.n_tokens, objects.model, data.target.kind)
     _check_labels(config, task, x, y)
     population = Population(x, y, split.train, split.test, data.n_classes, config.seed, task.smallest_batch)
-    population = as_configured(population, config).with_validation(config.validation)
+    population = as_configured(population, config)._replace(target=data.target).with_validation(config.validation)
     config = config.model_copy(update={"clients": len(split.train), "settings": all_settings(method)})
     population, new_clients = population.split_new(config.new_clients)
     if not population.eligible():
@@ -96,18 +135,56 @@ def make_scene(config: Config, split_file: Path | None = None, objects: Objects 
     attackers: tuple[int, ...] = ()
     if config.attack != "none":
         attackers = tuple(attack.draw_attackers(population.eligible(), config.attackers, config.seed))
+    if config.attack == "labels" and not data.target.is_classes:
+        raise UsageError("the attack labels draws classes at random; choose random or replace where there are none")
     if config.attack == "labels":
         their_rows = [population.train[i] for i in attackers]
         y = attack.poison_labels(population.y, their_rows, data.n_classes, config.seed)
         population = population._replace(y=y)
     method, task, population = announce(config, method, task, population)
+    if not data.target.is_classes:
+        config = config.model_copy(update={"pool_rows": 0})
     if not split.labels:  # where clients have names of their own for the classes, nobody else's rows make sense
         if config.pool_rows is None:
             config = config.model_copy(update={"pool_rows": affordable_pool(len(population.train), task)})
         population = population.with_pool(config.pool_rows or 0)
     names = partition.names_of_clients(data, split)
-    notes = (*split.notes, *unscaled_columns(data), *method.notes(task))
-    return Scene(config, method, task, population, split, names, new_clients, attackers, data.class_names, notes)
+    notes = (*data.notes, *split.notes, *unscaled_columns(data), *method.notes(task))
+    notes += nothing_to_send(method, task)
+    return Scene(
+        config,
+        method,
+        task,
+        population,
+        split,
+        names,
+        new_clients,
+        attackers,
+        data.class_names,
+        notes,
+        metric,
+        others,
+        data.schema,
+    )
+
+
+def refuse_without_classes(method: Method, target: Target) -> None:
+    """Raise if a method needs classes and none are predicted."""
+    if method.needs_classes and not target.is_classes:
+        raise UsageError(f"{method.title} is for classes: {method.needs_classes}; here {WORDS[target.kind]} predicted")
+
+
+def metrics_of(config: Config, data: Dataset) -> tuple[Metric, tuple[Metric, ...]]:
+    """What a run goes by, and what else is measured at its end."""
+    kind = data.target.kind
+    metric = find_metric(config.metric or DEFAULT[kind], kind)
+    if data.y.ndim > 1 and kind == "classes" and metric is not ACCURACY:
+        raise UsageError("rows with a label for each position are measured by accuracy alone; leave --metric out")
+    wants_all = config.metrics == "all" or (config.metrics is None and bool(data.schema))
+    if not wants_all or (data.y.ndim > 1 and kind == "classes"):
+        return metric, ()
+    others = [other for other in metrics_for(kind) if other is not metric]
+    return metric, tuple(other for other in others if not other.needs_sklearn or has_sklearn())
 
 
 def as_configured(population: Population, config: Config) -> Population:
@@ -124,6 +201,14 @@ def with_own_options(config: Config) -> Config:
 def method_of(config: Config) -> Method:
     """The method of a config, with its settings, solver and the server's optimizer."""
     return make_method(config.method, config.settings, config.solver(), config.server_optimizer, config.server_lr)
+
+
+def _with_partition(config: Config, data: Dataset) -> Config:
+    """The config with the partition that is taken if none is named."""
+    if config.partition is not None:
+        return config
+    dealt = "dirichlet:0.1" if data.target.is_classes else "iid"
+    return config.model_copy(update={"partition": dealt if data.client is None else "natural"})
 
 
 def _split(config: Config, data: Dataset, split_file: Path | None) -> partition.Split:
@@ -153,6 +238,13 @@ def unscaled_columns(data: Dataset) -> tuple[str, ...]:
     )
 
 
+def nothing_to_send(method: Method, task: Task) -> tuple[str, ...]:
+    """A word where all that a method sends of a model is frozen."""
+    if not task.frozen or method.shared(task, task.initial):
+        return ()
+    return (f"all that {method.title} would send of the model is frozen: nothing travels, and clients train alone",)
+
+
 def _as_float(x: Tensor, config: Config) -> Tensor:
     """Rows of numbers in the precision of the config; tokens stay as they are."""
     return x.to(torch.float64) if config.precision == "float64" and x.is_floating_point() else x
@@ -167,7 +259,7 @@ def default_model(label_axes: int, n_tokens: int) -> str:
 def _check_labels(config: Config, task: Task, x: Tensor, y: Tensor) -> None:
     with torch.no_grad():
         per_row = task.logits(task.initial, x[:1].to(task.example.dtype)).dim() - 2
-    if per_row != y.dim() - 1:
+    if task.kind == "classes" and per_row != y.dim() - 1:
         have, gives = (f"one {'for each position' if n else 'per row'}" for n in (y.dim() - 1, per_row))
         raise UsageError(
             f"{config.data} has labels, {have}; the model {config.model} gives {gives}. Choose another model"
@@ -176,6 +268,7 @@ def _check_labels(config: Config, task: Task, x: Tensor, y: Tensor) -> None:
 
 def announce(config: Config, method: Method, task: Task, population: Population) -> tuple[Method, Task, Population]:
     """What everybody knows before a run: its schedule, and public rows, taken from the clients, if the method asks."""
+    method.refuse_frozen(task)
     method = method.with_schedule(Schedule(len(population.train), config.rounds, config.participation))
     if method.public_rows:
         population, public = population.with_public(method.public_rows)
@@ -194,10 +287,12 @@ def task_of(
     n_classes: int,
     n_tokens: int,
     given: Callable[..., nn.Module] | None = None,
+    kind: TaskKind = "classes",
 ) -> Task:
     """The model as a task. Tasks of named models are kept: steps compiled for one serve all runs that share it."""
     name = str(config.model)
-    key = (name, tuple(example.shape), n_classes, n_tokens, config.seed, config.precision, config.augment)
+    chosen = Chosen(config.freeze or "", config.train or "", config.adapter or "")
+    key = (name, tuple(example.shape), n_classes, n_tokens, config.seed, config.precision, config.augment, kind, chosen)
     if key in _tasks:
         return _tasks[key]
     if given is None and name.startswith(GIVEN):
@@ -210,9 +305,10 @@ def task_of(
         make = bind_arguments(given, shape, n_classes, n_tokens)
     else:
         make = model_maker(name, shape, n_classes, n_tokens)
-    task = build((lambda: make().double()) if config.precision == "float64" else make, example, n_classes, config.seed)
+    in_precision = (lambda: make().double()) if config.precision == "float64" else make
+    task = build(in_precision, example, n_classes, config.seed, kind, chosen)
     kinds = augmentation.parse(config.augment)
     task = task.with_augmentation(kinds) if kinds else task
-    if ":" not in name:
+    if ":" not in split_sizes(name)[0]:
         _tasks[key] = task
     return task

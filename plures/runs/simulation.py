@@ -13,7 +13,9 @@ from plures import tree
 from plures.engine import Usage
 from plures.errors import RunFailed, UsageError
 from plures.files import lock, write_text
+from plures.learn.metrics import ACCURACY
 from plures.methods.messages import Message, Same
+from plures.models.names import is_of_ours
 from plures.registry import doubting
 from plures.runs import results
 from plures.runs.callbacks import Callback, Callbacks, Say, say_nothing
@@ -24,11 +26,13 @@ from plures.runs.scene import Objects, Scene, make_scene, method_of
 from plures.runs.snapshots import Snapshots
 from plures.runs.state import Answers, RunState
 from plures.simulate import attack
+from plures.simulate.choosing import choose
 from plures.simulate.evaluate import Evaluation, Evaluator
 from plures.simulate.executor import Executor
 from plures.simulate.memory import keep_freed_memory
 from plures.simulate.new_clients import NewClients, score_new_clients
 from plures.simulate.ray import RayWorkers
+from plures.simulate.sampling import draw_cohort
 from plures.simulate.stacking import one_by_one
 from plures.simulate.tables import Tables
 from plures.simulate.work import Work, personal_function
@@ -50,9 +54,12 @@ class Simulation:
         message, _ = state.send(state.eligible[:1])
         room = max(state.n_cohort, min(len(state.eligible), 256, ROOM_BYTES // tree.n_bytes(scene.task.initial)))
         work = scene.work(state.store.initial)
-        self.executor = Executor(work, state.shapes, state.store, message, workers_of(scene.config), room)
+        keeps = scene.metric is not ACCURACY or bool(scene.others)
+        self.executor = Executor(work, state.shapes, state.store, message, workers_of(scene.config), room, keeps)
         is_refreshed = scene.config.unchosen == "refresh"
-        self.evaluator = Evaluator(self.executor, state.eligible, state.scored, is_refreshed)
+        self.evaluator = Evaluator(
+            self.executor, state.eligible, state.scored, is_refreshed, scene.metric, scene.others
+        )
 
     def close(self) -> None:
         self.executor.close()
@@ -110,12 +117,13 @@ class Simulation:
             return None
         work = self.executor.work._replace(population=scene.new_clients)
         first, epochs = len(scene.population.train), scene.config.new_epochs
-        return score_new_clients(work, self.state.server, first, epochs, self.state.round)
+        return score_new_clients(work, self.state.server, first, epochs, self.state.round, scene.metric)
 
     def score_as_new(self) -> NewClients:
         """Scores of the clients of training with models made from the server's state alone, over some epochs."""
         epochs = self.state.scene.config.personal_epochs
-        found = score_new_clients(self.executor.work, self.state.server, 0, epochs, self.state.round)
+        metric = self.state.scene.metric
+        found = score_new_clients(self.executor.work, self.state.server, 0, epochs, self.state.round, metric)
         if found is None:
             raise RunFailed("personal_epochs: no client has rows to train and to test on")
         return found
@@ -143,7 +151,11 @@ class Simulation:
     def models(self) -> Mapping[int, Tree]:
         if self.state.folder is not None:
             return ModelsOfFolder(self.state.folder, self.state.scene, self.state.eligible)
-        return {i: self.personal_model(i) for i in self.state.eligible}
+        return ModelsInMemory(self.state.scene, {i: self.whole_model(i) for i in self.state.eligible})
+
+    def whole_model(self, client: int) -> Tree:
+        """The model of one client with the weights that do not train."""
+        return self.state.scene.task.whole(self.personal_model(client))
 
     def personal_model(self, client: int) -> Tree:
         """The model of one client, as `personalize` gives it now."""
@@ -162,19 +174,27 @@ class Simulation:
             return tree.row(one_by_one(make, message, states, shards), 0)
 
 
+class ModelsInMemory(dict[int, Tree]):
+    """The personal models of a run that left no folder, and what they were made for."""
+
+    def __init__(self, scene: Scene, models: dict[int, Tree]) -> None:
+        super().__init__(models)
+        self.scene = scene
+
+
 class ModelsOfFolder(Mapping[int, Tree]):
     """The personal models of a run that left a folder: opened when the first of them is asked for."""
 
     def __init__(self, folder: Path, scene: Scene, clients: list[int]) -> None:
-        self._folder, self._scene, self._clients = folder, scene, clients
+        self._folder, self.scene, self._clients = folder, scene, clients
         self._models: dict[int, Tree] = {}
 
     def __getitem__(self, client: int) -> Tree:
         if client not in self._models:
             if client not in self._clients:
                 raise KeyError(client)
-            with open_simulation(self._folder, scene=self._scene) as simulation:
-                self._models = {i: simulation.personal_model(i) for i in self._clients}
+            with open_simulation(self._folder, scene=self.scene) as simulation:
+                self._models = {i: simulation.whole_model(i) for i in self._clients}
         return self._models[client]
 
     def __iter__(self) -> Iterator[int]:
@@ -214,8 +234,25 @@ def simulate(scene: Scene, folder: Path | None, say: Say, callback: Callback, re
         return play_run(simulation, Callbacks([Snapshots(), callback]))
 
 
+def settle(scene: Scene) -> Scene:
+    """The scene with a choice of how clients are run, where its config leaves that open."""
+    config, method, task = scene.config, scene.method, scene.task
+    if config.executor != "auto":
+        return scene
+    if config.stack is not None:
+        return scene._replace(config=config.model_copy(update={"executor": "vectorised"}))
+    with torch.no_grad():
+        work = scene.work(method.init_client(task, task.initial))
+    n_cohort = len(draw_cohort(work.population.eligible(), config.participation, config.seed, 0, method.sampling))
+    with one_thread():
+        choice = choose(work, n_cohort, is_of_ours(str(config.model)))
+    config = config.model_copy(update={"executor": choice.style, "stack": choice.stack})
+    return scene._replace(config=config, notes=(*scene.notes, *([choice.why] if choice.why else [])))
+
+
 def start(scene: Scene, folder: Path | None, say: Say = say_nothing, callback: Callback = Callback()) -> Result:  # noqa: B008
     """A new run; with a folder, it first writes down what it is made of."""
+    scene = settle(scene)
     if folder is not None:
         write_start(folder, scene)
     for note in scene.notes:

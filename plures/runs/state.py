@@ -34,7 +34,11 @@ from plures.simulate.sampling import draw_cohort
 from plures.simulate.shapes import Shapes, shapes_of
 from plures.tree import Tree
 
-CHANGED = {"rows": "the rows of {data} have changed", "split": "split.json, or how {data} is dealt, has changed"}
+CHANGED = {
+    "rows": "the rows of {data} have changed",
+    "split": "split.json, or how {data} is dealt, has changed",
+    "frozen": "the frozen weights of {model} have changed",
+}
 
 
 MOST_REFUSALS = 1000  # that are named; all are counted
@@ -211,8 +215,12 @@ class RunState:
             "engine": self.usage.plus(usage).to_json(),
             "digest": self.digest(),
         }
-        if config.target is not None:
-            summary["to_target"] = {"target": config.target, "cost": results.to_target(self.rows, config.target)}
+        more = results.metrics(evaluation, config.seed)
+        if more:
+            summary["metrics"] = more
+        if config.goal is not None:
+            cost = results.to_goal(self.rows, config.goal, evaluation.metric)
+            summary["to_goal"] = {"goal": config.goal, "cost": cost}
         return summary
 
     def _traffic_by_group(self) -> dict[str, dict[str, int]]:
@@ -235,8 +243,9 @@ class RunState:
 
     @cached_property
     def fingerprints(self) -> dict[str, str]:
-        """Of the data, by which a checkpoint knows it again."""
-        return self.scene.population.fingerprints()
+        """Of the data, and of frozen weights, by which a checkpoint knows them again."""
+        frozen = self.scene.task.frozen_fingerprint
+        return self.scene.population.fingerprints() | ({"frozen": frozen} if frozen else {})
 
     def manifest(self, usage: Usage) -> dict[str, Any]:
         """What a checkpoint says of the run so far, besides its tensors."""
@@ -270,10 +279,10 @@ class RunState:
         older.refuse_newer(found.manifest["plures"])
         older.refuse_changed(self.scene.config.method, found.manifest["plures"])
         for what, known in found.manifest.get("data", {}).items():
-            if known != self.fingerprints[what]:
-                raise DataError(
-                    f"{CHANGED[what].format(data=self.scene.config.data)} since the run in {self.folder} began"
-                )
+            if known != self.fingerprints.get(what):
+                config = self.scene.config
+                words = CHANGED[what].format(data=config.data, model=config.model)
+                raise DataError(f"{words} since the run in {self.folder} began")
         of_rounds = found.manifest.get("of_rounds", self.scene.config.rounds)  # it may have been given more since
         before = self.scene.config.model_copy(update={"rounds": of_rounds})
         if found.manifest["config"] != before.identity():

@@ -10,7 +10,7 @@ from plures.data.batches import batches_per_epoch
 from plures.runs.callbacks import say_nothing
 from plures.runs.config import Config
 from plures.runs.scene import Scene
-from plures.runs.simulation import Simulation
+from plures.runs.simulation import Simulation, settle
 from plures.simulate.workers import one_thread
 
 BATCHES = 3  # of each client, in a round that is tried
@@ -41,6 +41,7 @@ def try_out(scene: Scene) -> TryOut:
         pool=np.zeros(0, np.int64),
     )
     began = time.perf_counter()
+    scene = settle(scene)
     with one_thread():
         simulation = Simulation(scene._replace(population=few, new_clients=None), None, say_nothing)
         try:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from plures import tree
+from plures.files import disk_failure
 from plures.tree import Tree
 
 _ALIGN = 64  # as torch allocates, so that kernels take the same path for the same numbers
@@ -36,10 +37,14 @@ def table(template: Tree, n: int, folder: Path | None = None) -> Tree:
     else:
         folder.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix="rows-", dir=folder)
-        os.ftruncate(handle, size)
-        memory = mmap.mmap(handle, size)
-        os.close(handle)
         os.unlink(name)  # the pages go when the run does, however it ends
+        try:
+            os.posix_fallocate(handle, 0, size)  # else a full disk would end the run by a signal, without a word
+            memory = mmap.mmap(handle, size)
+        except OSError as error:
+            raise disk_failure(error, folder) from error
+        finally:
+            os.close(handle)
     at = 0
 
     def carve(x: Tensor) -> Tensor:

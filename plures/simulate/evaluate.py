@@ -1,5 +1,6 @@
 """Evaluation: how well every client's own model, and the one for all, do on test rows. It reads state, changes none."""
 
+import math
 import time
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -9,7 +10,10 @@ import torch
 from torch import Tensor
 
 from plures import tree
+from plures.data.dataset import Target
 from plures.data.population import Rows
+from plures.learn.metrics import ACCURACY, Metric
+from plures.learn.metrics import recalls as recalls_of
 from plures.learn.task import Task
 from plures.methods.base import Method
 from plures.methods.messages import Message, Same
@@ -33,6 +37,13 @@ class Pool(NamedTuple):
     counts: np.ndarray  # [client, class], labels in a client's training rows
 
 
+class Values(NamedTuple):
+    """A metric of each scored client, not a number where it says nothing, and of all their rows together."""
+
+    each: np.ndarray
+    pooled: float
+
+
 class Evaluation(NamedTuple):
     """Sums over the test rows of each scored client."""
 
@@ -45,6 +56,23 @@ class Evaluation(NamedTuple):
     personal_flops: int | None = None  # of making all personal models once; None where that is not known
     never_trained: tuple[int, ...] = ()  # scored clients that never took part
     generic_is_mean: bool = False  # whether the one model for all is only the mean of the personal ones
+    metric: Metric = ACCURACY  # what the run goes by
+    measured: dict[str, dict[str, Values]] = {}  # name of a metric -> personal, generic, validation
+    recalls: dict[str, list[float | None]] = {}  # of each class, over all rows: personal, generic
+
+    def values(self, part: str, metric: Metric | None = None) -> Values | None:
+        """A metric of the personal models, the generic one, or on validation rows; None if it was not measured."""
+        metric = metric or self.metric
+        if metric.name in self.measured:
+            return self.measured[metric.name].get(part)
+        sums: Sums | None = getattr(self, part)
+        return None if sums is None or metric is not ACCURACY else accuracy_of(sums)
+
+
+def accuracy_of(sums: Sums) -> Values:
+    """The accuracy of each client, and over all rows."""
+    n = sum(sums["n"])
+    return Values(np.array(sums["hits"]) / np.array(sums["n"]), sum(sums["hits"]) / n if n else math.nan)
 
 
 class Evaluator(NamedTuple):
@@ -54,6 +82,8 @@ class Evaluator(NamedTuple):
     eligible: list[int]
     scored: list[int]
     refresh: bool  # score clients after one more training, on a copy of their state
+    metric: Metric = ACCURACY  # what the run goes by
+    others: tuple[Metric, ...] = ()  # that are measured at the end, besides
 
     def evaluate(self, server: Tree, round: int, is_last: bool, with_pool: bool, trained: Tensor) -> Evaluation:
         """Scores of every client's personal model, and of the one for all.
@@ -67,12 +97,20 @@ class Evaluator(NamedTuple):
         new = self.served_as_new(round, trained)
         with torch.no_grad():
             before = self.executor.personal_flops
-            personal = _sums(self._score(server, round, self.scored, "test", new))
+            metrics = [metric for metric in (self.metric, *(self.others if is_last else ())) if metric is not ACCURACY]
+            outputs: dict[str, list[np.ndarray]] = {}
+            found = self._score(server, round, self.scored, "test", new, bool(metrics))
+            if metrics:
+                outputs["personal"] = self._own_rows(found.pop("outputs"), self.scored, "test")
+            personal = _sums(found)
             personal_flops = self.executor.personal_flops - before
             validation = None
             if population.validation:
                 have_rows = [i for i in self.scored if len(population.validation[i])]
-                validation = _sums(self._score(server, round, have_rows, "validation", new))
+                found = self._score(server, round, have_rows, "validation", new, bool(metrics))
+                if metrics:
+                    outputs["validation"] = self._own_rows(found.pop("outputs"), have_rows, "validation")
+                validation = _sums(found)
             generic_model = method.generic(task, server)
             is_mean = generic_model is None and is_last
             if is_mean:
@@ -83,12 +121,56 @@ class Evaluator(NamedTuple):
             elif generic_model is not None:
                 blocks = self._blocks(self.scored)
                 generic = _sums(_join([self.executor.score_generic(generic_model, ids) for ids in blocks]))
+            if metrics and generic is personal:
+                outputs["generic"] = outputs["personal"]
+            elif metrics and generic_model is not None:
+                blocks = self._blocks(self.scored)
+                of_all = [self.executor.outputs_generic(generic_model, ids) for ids in blocks]
+                outputs["generic"] = self._own_rows(torch.cat(of_all), self.scored, "test") if of_all else []
             pool = None
             if with_pool and len(population.pool) and self.scored:
                 pool = self._on_pool(server, round, generic_model, new)
         seconds = time.perf_counter() - began
         never = tuple(i for i in self.scored if round and not bool(trained[i]))
-        return Evaluation(self.scored, personal, generic, seconds, validation, pool, personal_flops, never, is_mean)
+        measured, recalls = self._measure(metrics, outputs)
+        return Evaluation(
+            self.scored,
+            personal,
+            generic,
+            seconds,
+            validation,
+            pool,
+            personal_flops,
+            never,
+            is_mean,
+            self.metric,
+            measured,
+            recalls if is_last else {},
+        )
+
+    def _own_rows(self, outputs: Tensor, ids: list[int], rows: Rows) -> list[np.ndarray]:
+        """[row, output] of each client, without padding."""
+        population = self.executor.work.population
+        return [outputs[k, : len(population.rows_of(i, rows))].numpy() for k, i in enumerate(ids)]
+
+    def _measure(
+        self, metrics: list[Metric], outputs: dict[str, list[np.ndarray]]
+    ) -> tuple[dict[str, dict[str, Values]], dict[str, list[float | None]]]:
+        """Every metric of every part; and the recall of each class."""
+        population = self.executor.work.population
+        measured: dict[str, dict[str, Values]] = {metric.name: {} for metric in metrics}
+        recalls = {}
+        for part, found in outputs.items():
+            rows: Rows = "validation" if part == "validation" else "test"
+            ids = [i for i in self.scored if len(population.rows_of(i, rows))]
+            y = [population.y[population.rows_of(i, rows)].numpy() for i in ids]
+            if not y:
+                continue
+            for metric in metrics:
+                measured[metric.name][part] = values_of(metric, found, y, population.target)
+            if not population.target.is_real and part != "validation":
+                recalls[part] = recalls_of(np.concatenate(found), np.concatenate(y), population.target)
+        return measured, recalls
 
     def served_as_new(self, round: int, trained: Tensor) -> set[int]:
         """Clients that have never taken part, where what they or the server keep of them makes their models.
@@ -125,7 +207,9 @@ class Evaluator(NamedTuple):
         method, task = self.executor.work.method, self.executor.work.task
         return Same(method.newcomer(task, server)) if is_new else method.serve(task, server, torch.tensor(ids))
 
-    def _score(self, server: Tree, round: int, ids: list[int], rows: Rows, new: set[int]) -> dict[str, Tensor]:
+    def _score(
+        self, server: Tree, round: int, ids: list[int], rows: Rows, new: set[int], with_outputs: bool = False
+    ) -> dict[str, Tensor]:
         """Of personal models, in the order of ids; on the pool, class by class."""
         method, task, executor = self.executor.work.method, self.executor.work.task, self.executor
         found, order = [], []
@@ -138,6 +222,8 @@ class Evaluator(NamedTuple):
                 found.append({"hits": executor.score_classes(round, message, block, states)})
             else:
                 found.append(executor.score(round, message, block, rows, states))
+                if with_outputs:
+                    found[-1]["outputs"] = executor.outputs(round, message, block, rows, states)
             order += block
         place = {client: k for k, client in enumerate(order)}
         at = torch.tensor([place[i] for i in ids], dtype=torch.int64)
@@ -164,6 +250,12 @@ class Evaluator(NamedTuple):
             part = self.executor.sum_of_personal(round, self._message(server, ids, is_new), ids, states)
             total = part if total is None else tree.add(total, part)
         return tree.scale(1 / int(sizes[self.eligible].sum()), total)
+
+
+def values_of(metric: Metric, outputs: list[np.ndarray], y: list[np.ndarray], target: Target) -> Values:
+    """A metric of each client, and of all rows together."""
+    each = [metric.of(own, true, target) for own, true in zip(outputs, y, strict=True)]
+    return Values(np.array(each), metric.of(np.concatenate(outputs), np.concatenate(y), target))
 
 
 def affordable_pool(n_clients: int, task: Task) -> int:

@@ -22,7 +22,12 @@ from plures.simulate.work import Job, Kind, States, Work, train_function
 from plures.simulate.workers import Workers
 from plures.tree import Params, Tree
 
+CANNOT_STACK = ("atching rule not implemented", "data-dependent control flow", "vmap: ")  # in what torch says
 EIGHTHS = 8  # a test is counted in eighths of a batch, so that clients with few rows are together
+
+
+class CannotStack(UsageError):
+    """Clients of a model cannot be stacked."""
 
 
 class Trained(NamedTuple):
@@ -45,11 +50,16 @@ class Executor:
         message: Message,
         make_workers: Callable[[Work, Tables, Message], Workers],
         capacity: int,
+        keeps_outputs: bool = False,
     ) -> None:
-        """`message` is one to a single client, by which the first step is compiled; `capacity` the largest cohort."""
+        """`message` is one to a single client, by which the first step is compiled; `capacity` the largest cohort.
+
+        keeps_outputs: whether `outputs` will be asked for.
+        """
         self.work, self.capacity, self.is_each = work, capacity, shapes.is_each
         self._trained_bytes = tree.n_bytes((shapes.kept, shapes.upload, shapes.metrics))
-        self._tables = Tables(shapes, work.task.initial, work.population.n_classes, store, capacity)
+        n_outputs = work.population.most_tested() if keeps_outputs else 0
+        self._tables = Tables(shapes, work.task.initial, work.population.n_classes, store, capacity, n_outputs)
         self.usage = Usage()
         self.personal_flops = 0  # of making the personal models that were scored
         warm_up(work, message)
@@ -66,6 +76,8 @@ class Executor:
         task, batch = self.work.task, self.work.method.solver.batch
         weights = self._trained_bytes + tree.n_bytes(task.initial)
         cost = cost_of(task.size, batch, 3, 4 * weights + 3 * batch * task.row_bytes)
+        if self.work.stack is not None:
+            cost = cost._replace(most=min(cost.most, self.work.stack))
         n_groups = self._run("train", round, isinstance(message, Each), ids, self._n_steps(ids), cost)
         clients, uploads, metrics = self._tables.first("trained", len(ids))
         return Trained(clients, uploads, metrics, int(self._tables.first("flops", n_groups).sum()))
@@ -84,6 +96,18 @@ class Executor:
         self._deliver(message, ids, states)
         self._score("classes", round, isinstance(message, Each), ids, "pool", states)
         return self._tables.first("classes", len(ids)).clone()
+
+    def outputs(self, round: int, message: Message, ids: list[int], rows: Rows, states: States) -> Tensor:
+        """[client, row, output]: of each client's personal model on its rows, which come first."""
+        self._deliver(message, ids, states)
+        self._score("outputs", round, isinstance(message, Each), ids, rows, states)
+        return self._tables.first("outputs", len(ids)).clone()
+
+    def outputs_generic(self, params: Params, ids: list[int]) -> Tensor:
+        """[client, row, output]: of one model on every client's test rows."""
+        self._tables.deliver_generic(params)
+        self._score("generic outputs", 0, False, ids, "test", "kept")
+        return self._tables.first("outputs", len(ids)).clone()
 
     def score_generic(self, params: Params, ids: list[int]) -> dict[str, Tensor]:
         """Hits, loss and number of rows of one model on every client's test rows."""
@@ -155,9 +179,9 @@ def warm_up(work: Work, message: Message) -> None:
         with engine.using(work.engine):
             work.run(train_function(work.method, work.task), message, clients, two.shards([0, 1], "train", "probe", 0))
     except RuntimeError as error:
-        if "atching rule not implemented" not in str(error):
+        if work.style == "one_by_one" or not any(words in str(error) for words in CANNOT_STACK):
             raise
-        raise UsageError(
-            "torch cannot stack clients of this model (nn.LSTM, nn.GRU and the like have no rule for it); "
-            "use --executor one_by_one, or write the cell with plain operations as the model charlstm does"
+        raise CannotStack(
+            "torch cannot stack clients of this model (an operation of it has no rule for that, or it decides by the "
+            "numbers in a tensor what to do next); use --executor one_by_one, or write that layer with plain operations"
         ) from error

@@ -9,32 +9,43 @@ from plures import engine, tree
 from plures.data.population import Population
 from plures.data.shard import Shard
 from plures.engine import GROUP_BYTES
+from plures.learn.metrics import ACCURACY, Metric
+from plures.methods.base import Method
 from plures.methods.messages import Same
 from plures.simulate.stacking import ClientFunction
-from plures.simulate.work import Work, generic_function, score_model
+from plures.simulate.work import Work, predict_rows, score_model
 from plures.tree import Params, Tree
 
 
 class NewClients(NamedTuple):
-    """Accuracy of every new client with a test row, after 0, 1, 2, ... epochs on its rows."""
+    """A metric of every new client with a test row, after 0, 1, 2, ... epochs on its rows."""
 
     ids: list[int]
     curve: list[list[float]]  # [epochs][client]
     generic: list[float] | None  # of the one model for all
     first: int  # id of the first new client
+    metric: Metric = ACCURACY
 
     def to_json(self) -> dict[str, Any]:
-        means = [float(np.mean(each)) for each in self.curve]
+        means = [_mean(each) for each in self.curve]
         return {
             "n": len(self.ids),
             "before": means[0],
             "after": means[-1],
             "curve": means,
-            "generic": None if self.generic is None else float(np.mean(self.generic)),
+            "generic": None if self.generic is None else _mean(self.generic),
         }
 
 
-def score_new_clients(work: Work, server: Tree, first: int, epochs: int, round: int) -> NewClients | None:
+def _mean(each: list[float]) -> float | None:
+    """Over the clients for which the metric says something."""
+    known = [value for value in each if np.isfinite(value)]
+    return float(np.mean(known)) if known else None
+
+
+def score_new_clients(
+    work: Work, server: Tree, first: int, epochs: int, round: int, metric: Metric = ACCURACY
+) -> NewClients | None:
     """Scores of all clients of the work's population, which was not trained on; their ids count from `first`.
 
     They train at the learning rate that the run has after `round` rounds, as `ft` does.
@@ -45,30 +56,25 @@ def score_new_clients(work: Work, server: Tree, first: int, epochs: int, round: 
     with torch.no_grad():
         received = work.method.newcomer(work.task, server)
         generic_model = work.method.generic(work.task, server)
-    curve = adaptation_curve(work, received, first, epochs, round)
+    curve = adaptation_curve(work, received, first, epochs, round, metric)
     generic = None
     if generic_model is not None:
-        score = generic_function(work.task)
-
-        def score_generic(received: Tree, train: Shard, test: Shard) -> Tree:
-            return score(received, test)
-
-        generic = _accuracies(work, score_generic, generic_model, ids, first, round)
-    return NewClients([first + i for i in ids], curve, generic, first)
+        plain = work._replace(method=Method(work.method.solver))
+        generic = _measure(plain, lambda received, train: received, generic_model, ids, first, round, metric)
+    return NewClients([first + i for i in ids], curve, generic, first, metric)
 
 
-def adaptation_curve(work: Work, received: Tree, first: int, epochs: int, round: int) -> list[list[float]]:
-    """The accuracy of each client with a test row after 0, 1, 2, ... epochs: [epochs][client]."""
+def adaptation_curve(
+    work: Work, received: Tree, first: int, epochs: int, round: int, metric: Metric = ACCURACY
+) -> list[list[float]]:
+    """The metric of each client with a test row after 0, 1, 2, ... epochs: [epochs][client]."""
     method, task = work.method, work.task
 
-    def score_after(epochs: int) -> ClientFunction:
-        def score(received: Tree, train: Shard, test: Shard) -> Tree:
-            return score_model(method, task, method.adapt(task, received, train, epochs), test)
-
-        return score
+    def adapted(epochs: int) -> ClientFunction:
+        return lambda received, train: method.adapt(task, received, train, epochs)
 
     ids = _scored(work.population)
-    return [_accuracies(work, score_after(e), received, ids, first, round) for e in range(epochs + 1)]
+    return [_measure(work, adapted(e), received, ids, first, round, metric) for e in range(epochs + 1)]
 
 
 def adapted_model(work: Work, received: Tree, epochs: int, round: int) -> Params:
@@ -86,15 +92,30 @@ def _scored(population: Population) -> list[int]:
     return [i for i in population.eligible() if len(population.test[i])]
 
 
-def _accuracies(work: Work, fn: ClientFunction, received: Tree, ids: list[int], first: int, round: int) -> list[float]:
-    """Of each client, some clients at a time."""
-    room = max(1, GROUP_BYTES // (8 * tree.n_bytes(work.task.initial)))
+def _measure(
+    work: Work, make: ClientFunction, received: Tree, ids: list[int], first: int, round: int, metric: Metric
+) -> list[float]:
+    """The metric of each client's model, as `make` makes it, some clients at a time."""
+    population, method, task = work.population, work.method, work.task
+
+    def score(received: Tree, train: Shard, test: Shard) -> Tree:
+        personal = make(received, train)
+        if metric is ACCURACY:
+            return score_model(method, task, personal, test)
+        return predict_rows(method, task, personal, test)
+
+    room = max(1, GROUP_BYTES // (8 * tree.n_bytes(task.initial)))
     out: list[float] = []
     for at in range(0, len(ids), room):
         group = ids[at : at + room]
-        train = work.population.shards(group, "train", f"new client from {first}", round)
-        test = work.population.shards(group, "test", "test", 0)
+        train = population.shards(group, "train", f"new client from {first}", round)
+        test = population.shards(group, "test", "test", 0)
         with engine.using(work.engine):
-            scores = work.run(fn, Same(received), train, test)
-        out += (scores["hits"] / scores["n"]).tolist()
+            found = work.run(score, Same(received), train, test)
+        if metric is ACCURACY:
+            out += (found["hits"] / found["n"]).tolist()
+            continue
+        for k, client in enumerate(group):
+            rows = population.test[client]
+            out.append(metric.of(found[k, : len(rows)].numpy(), population.y[rows].numpy(), population.target))
     return out

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from plures import tree
+from plures.data.dataset import Target, TaskKind
 from plures.data.population import Population
 from plures.engine import private
 from plures.learn.task import Task
@@ -57,10 +58,19 @@ def _trained_on_one_row(method: Method, task: Task, received: Tree) -> Tree:
     """A client's state, upload and metrics after training on one row of zeros."""
     x = torch.zeros(1, *task.example.shape, dtype=task.example.dtype)
     with torch.no_grad():
-        y = torch.zeros(task.logits(task.initial, x).shape[:-1], dtype=torch.int64)
+        outputs = task.logits(task.initial, x)
+        y = zeros_like_labels(outputs, task.kind)
         client = method.init_client(task, task.initial)
     population = Population(x, y, [np.zeros(1, np.int64)], [], task.n_classes, 0, task.smallest_batch)
+    population = population._replace(target=Target(task.kind))
     zeros = tree.map(lambda x: torch.zeros(x.shape, dtype=x.dtype), received)
     shards = population.shards([0], "train", "shapes", 0)
     trained = run_group("one_by_one", train_function(method, task), Same(zeros), as_stack(client), shards)
     return tree.row(trained, 0)
+
+
+def zeros_like_labels(outputs: Tensor, kind: TaskKind) -> Tensor:
+    """What is to be predicted, of rows with such outputs, all zero."""
+    if kind == "labels":
+        return torch.zeros_like(outputs)
+    return torch.zeros(outputs.shape[:-1], dtype=torch.int64 if kind == "classes" else outputs.dtype)

@@ -12,14 +12,17 @@ from plures.simulate.shapes import Shapes
 from plures.simulate.work import Job
 from plures.tree import Params, Tree
 
+GENERIC = ("generic", "generic outputs")  # kinds of jobs that test the one model for all
 BY_GROUP = ("flops", "personal flops", "sums")  # tables with a row for each group; the others, for each client
 
 
 class Tables:
     """The messages to a cohort, the states of all clients, and what jobs give."""
 
-    def __init__(self, shapes: Shapes, model: Params, n_classes: int, store: ClientStore, capacity: int) -> None:
-        """`capacity` is how many clients a cohort may have."""
+    def __init__(
+        self, shapes: Shapes, model: Params, n_classes: int, store: ClientStore, capacity: int, n_outputs: int = 0
+    ) -> None:
+        """`capacity` is how many clients a cohort may have, `n_outputs` for how many rows of each outputs are kept."""
         self.store, self.capacity = store, capacity
         self._messages = table(shapes.train, capacity if shapes.is_each else 1)
         self._generic = table(model, 1)
@@ -31,6 +34,7 @@ class Tables:
             "classes": table(torch.zeros(n_classes), capacity),
             "scores": table({name: torch.zeros(()) for name in ("hits", "loss", "n")}, capacity),
             "sums": table(model, capacity),
+            "outputs": table(torch.zeros(n_outputs, n_classes), capacity),
         }
 
     # What the executor writes and reads
@@ -66,12 +70,12 @@ class Tables:
         """What the clients of a group receive."""
         if job.is_each:
             return Each(tree.rows(self._messages, torch.tensor(job.places)))
-        common = self._generic if job.kind == "generic" else self._newcomer if job.states == "new" else self._messages
+        common = self._generic if job.kind in GENERIC else self._newcomer if job.states == "new" else self._messages
         return Same(tree.row(common, 0))
 
     def states(self, job: Job) -> Tree:
         """What the clients of a group have kept, if it is needed."""
-        if job.kind == "generic" or job.states == "new":
+        if job.kind in GENERIC or job.states == "new":
             return ()
         if job.states == "fresh":
             return tree.rows(self.results["trained"][0], torch.tensor(job.places))

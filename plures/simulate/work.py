@@ -15,14 +15,14 @@ from plures.data.batches import Batch
 from plures.data.population import Population, Rows
 from plures.data.shard import Shard
 from plures.engine import Engine, Usage
-from plures.learn.fit import measure
-from plures.learn.task import Task, cross_entropy
+from plures.learn.fit import TEST_BATCH, measure
+from plures.learn.task import Task
 from plures.methods.base import Method
 from plures.methods.messages import Each, Message, Same
 from plures.simulate.stacking import ClientFunction, Style, run_group
 from plures.tree import Params, Tree
 
-Kind = Literal["train", "score", "classes", "sum", "generic"]
+Kind = Literal["train", "score", "classes", "outputs", "sum", "generic", "generic outputs"]
 # What clients have: what they kept; what the last training left, though it is not in the store; or nothing, because
 # they have never taken part: then they are served as new clients.
 States = Literal["kept", "fresh", "new"]
@@ -54,6 +54,7 @@ class Work(NamedTuple):
     initial: Tree  # the state of a client that has not taken part
     style: Style
     engine: Engine = Engine()
+    stack: int | None = None  # most clients that are stacked in training; None: as the engine's estimate allows
     new_epochs: int = 0  # that a client which never took part trains for, before it is scored
 
     def compute(self, job: Job, message: Message, clients: Tree) -> tuple[dict[str, Tree], Usage]:
@@ -98,6 +99,23 @@ def _score_generic(work: Work, job: Job, message: Message, clients: Tree) -> dic
     return {"scores": work.run(generic_function(work.task), message, tests)}
 
 
+def _outputs(work: Work, job: Job, message: Message, clients: Tree) -> dict[str, Tree]:
+    shards = work.population.shards(job.ids, "train", "personalize", job.round)
+    tests = work.population.shards(job.ids, job.rows, "test", 0)
+    make = personal_function(work, job.states == "new")
+    found = work.run(outputs_function(work.method, work.task, make), message, clients, shards, tests)
+    return {"outputs": as_wide(found, work.population.most_tested())}
+
+
+def _outputs_generic(work: Work, job: Job, message: Message, clients: Tree) -> dict[str, Tree]:
+    tests = work.population.shards(job.ids, "test", "test", 0)
+
+    def outputs(received: Params, test: Shard) -> Tensor:
+        return predict_rows(Method(), work.task, received, test)
+
+    return {"outputs": as_wide(work.run(outputs, message, tests), work.population.most_tested())}
+
+
 def _sum_personal(work: Work, job: Job, message: Message, clients: Tree) -> dict[str, Tree]:
     shards = work.population.shards(job.ids, "train", "personalize", job.round)
     personal = work.run(personal_function(work, job.states == "new"), message, clients, shards)
@@ -108,6 +126,8 @@ COMPUTE: dict[str, Callable[[Work, Job, Message, Tree], dict[str, Tree]]] = {
     "train": _train,
     "score": _score,
     "classes": _score_classes,
+    "outputs": _outputs,
+    "generic outputs": _outputs_generic,
     "sum": _sum_personal,
     "generic": _score_generic,
 }
@@ -155,7 +175,7 @@ def score_model(method: Method, task: Task, personal: Tree, test: Shard) -> Tree
     """Hits and loss of a personal model on some rows."""
 
     def on_batch(personal: Tree, batch: Batch) -> Tree:
-        return hits_and_loss(method.predict(task, personal, batch.x), batch)
+        return hits_and_loss(task, method.predict(task, personal, batch.x), batch)
 
     return measure(on_batch, personal, test)
 
@@ -174,12 +194,32 @@ def classes_function(method: Method, task: Task, make: ClientFunction) -> Client
     return score
 
 
+def outputs_function(method: Method, task: Task, make: ClientFunction) -> ClientFunction:
+    """What the model that `make` gives puts out for each of the client's test rows."""
+
+    def outputs(received: Tree, client: Tree, train: Shard, test: Shard) -> Tensor:
+        return predict_rows(method, task, make(received, client, train), test)
+
+    return outputs
+
+
+def predict_rows(method: Method, task: Task, personal: Tree, test: Shard) -> Tensor:
+    """[row, output]: of every row of a shard, some at a time; padding is there, too."""
+    parts = [method.predict(task, personal, test.x[rows]) for rows in test.rows.split(TEST_BATCH, -1)]
+    return torch.cat(parts)
+
+
+def as_wide(outputs: Tensor, n_rows: int) -> Tensor:
+    """[client, row, output] with so many rows; what is added is zero."""
+    return torch.nn.functional.pad(outputs, (0, 0, 0, n_rows - outputs.shape[1]))
+
+
 def generic_function(task: Task) -> ClientFunction:
     """Hits and loss of one model, the received one, on the client's test rows."""
 
     def score(received: Params, test: Shard) -> Tree:
         def on_batch(params: Params, batch: Batch) -> Tree:
-            return hits_and_loss(task.logits(params, batch.x), batch)
+            return hits_and_loss(task, task.logits(params, batch.x), batch)
 
         return measure(on_batch, received, test)
 
@@ -193,8 +233,17 @@ def hits_by_class(logits: Tensor, batch: Batch, n_classes: int) -> Tensor:
     return right.flatten() @ torch.nn.functional.one_hot(batch.y.flatten(), n_classes).to(torch.float32)
 
 
-def hits_and_loss(logits: Tensor, batch: Batch) -> dict[str, Tensor]:
-    """Sums over the rows of a batch; of a row with several labels, the share that is right is its hit."""
-    right = (logits.argmax(-1) == batch.y).to(torch.float32).reshape(len(batch.mask), -1).mean(1)
+def hits_and_loss(task: Task, outputs: Tensor, batch: Batch) -> dict[str, Tensor]:
+    """Sums over the rows of a batch; of a row with several labels, the share that is right is its hit.
+
+    Where a number is predicted there are no hits.
+    """
+    if task.kind == "classes":
+        is_right = outputs.argmax(-1) == batch.y
+    elif task.kind == "labels":
+        is_right = (outputs > 0) == (batch.y > 0)
+    else:
+        is_right = torch.zeros_like(batch.y, dtype=torch.bool)
+    right = is_right.to(torch.float32).reshape(len(batch.mask), -1).mean(1)
     n = batch.mask.sum()
-    return {"hits": (right * batch.mask).sum(), "loss": cross_entropy(logits, batch) * n, "n": n}
+    return {"hits": (right * batch.mask).sum(), "loss": task.loss_of(outputs, batch) * n, "n": n}

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -46,6 +47,9 @@ def perform(work: Work, tables: Tables, job: Job) -> Usage:
     result, usage = work.compute(job, tables.message(job), tables.states(job))
     tables.write(job, result)
     return usage
+
+
+STOPPED_SECONDS = 5.0  # without an answer, until it is looked whether a worker was stopped
 
 
 class InProcess:
@@ -88,7 +92,7 @@ class Forked:
             if waiting:
                 busy[end] = self._give(end, waiting.pop())
         while busy:
-            for ready in wait(list(busy)):
+            for ready in self._wait(list(busy)):
                 end = next(end for end in busy if end is ready)
                 job = busy.pop(end)
                 try:
@@ -102,6 +106,14 @@ class Forked:
         if failure:
             raise job_failed(failure)
         return total
+
+    def _wait(self, busy: list[Connection]) -> list[Any]:
+        """The workers that have answered. One that somebody has stopped is let go on: nobody else would."""
+        while not (ready := wait(busy, timeout=STOPPED_SECONDS)):
+            for process in self._processes:
+                if process.pid is not None and is_stopped(process.pid):
+                    os.kill(process.pid, signal.SIGCONT)
+        return ready
 
     @staticmethod
     def _give(end: Connection, job: Job) -> Job:
@@ -118,6 +130,14 @@ class Forked:
             process.join(timeout=2)
             if process.is_alive():
                 process.kill()
+
+
+def is_stopped(process: int) -> bool:
+    """Whether a process is stopped by a signal; not known where there is no /proc."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "T"
+    except (OSError, IndexError):
+        return False
 
 
 def _serve(mine: Connection, others: list[Connection], work: Work, tables: Tables) -> None:

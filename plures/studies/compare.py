@@ -42,6 +42,27 @@ class Comparison(NamedTuple):
     objects: Objects = Objects()  # data and model that were given as objects
 
 
+def data_sets(config: Config) -> list[str]:
+    """The data sets of a comparison: names with commas between; a path may have a comma."""
+    names = [name.strip() for name in config.data.split(",")]
+    if len(names) == 1 or Path(config.data).exists():
+        return [config.data]
+    if "" in names or len(set(names)) < len(names):
+        raise UsageError(f"--data takes names of data sets with commas between, each once, got {config.data!r}")
+    return names
+
+
+def on_each(wanted: Comparison) -> dict[str, Comparison]:
+    """The comparison on each of its data sets, by names that fit in tables and folders."""
+    out: dict[str, Comparison] = {}
+    for data in data_sets(wanted.config):
+        name = Path(data).stem
+        if name in out:
+            raise UsageError(f"two data sets are called {name}; rename one of the files")
+        out[name] = wanted._replace(config=wanted.config.model_copy(update={"data": data}))
+    return out
+
+
 class Runs(dict[tuple[str, int], Result]):
     """(method, seed) -> its run, in the order of the methods as asked for, for one seed after another."""
 
@@ -138,11 +159,14 @@ def _differences(folder: Path, scene: Scene) -> list[str]:
     """The options by which a run that is in a folder differs from the one that is asked for, with their values."""
     before = read_config(folder)
     found = []
-    if before.record_identity() != scene.config.record_identity():
-        old, new = before.model_dump(exclude=set(HOW_IT_IS_RUN)), scene.config.model_dump(exclude=set(HOW_IT_IS_RUN))
+    asked = scene.config.settled_like(before)
+    if before.record_identity() != asked.record_identity():
+        old, new = before.model_dump(exclude=set(HOW_IT_IS_RUN)), asked.model_dump(exclude=set(HOW_IT_IS_RUN))
         found += [f"{name} is {old[name]!r} there and {new[name]!r} here" for name in old if old[name] != new[name]]
     if split_to_json(scene.split) != (folder / "split.json").read_text(encoding="utf-8"):
         found.append("another split")
+    if scene.schema != ((folder / "schema.toml").read_text(encoding="utf-8") if scene.schema else ""):
+        found.append("another schema of its table")
     return found
 
 
@@ -207,15 +231,14 @@ def _add_gains(runs: Runs, seed: int) -> None:
         found = dict(result.summary.get("gains", {}))
         clients = [dict(row) for row in result.clients]
         for name in missing:
-            theirs = accuracies(known[name])
-            own = accuracies(result)
+            theirs, own, metric = values_of(known[name]), values_of(result), results.metric_of(result.summary)
             both = [client for client in own if client in theirs]
             if both:
                 n_test = {row["client"]: row["n_test"] for row in clients}
-                of_both = (np.array([each[c] for c in both]) for each in (own, theirs, n_test))
-                found[name] = results.gains(*of_both)
+                a, b, n = (np.array([each[c] for c in both]) for each in (own, theirs, n_test))
+                found[name] = results.gains(a, b, n, metric)
             for row in clients:
-                row[f"{name}_accuracy"] = theirs.get(row["client"])
+                row[f"{name}_{metric.name}"] = theirs.get(row["client"])
         harmed = found["local"]["harmed"] if "local" in found else result.summary["harmed"]
         runs[method, seed] = _rewrite(result, result.summary | {"gains": found, "harmed": harmed}, clients)
 
@@ -227,7 +250,8 @@ def _rewrite(result: Result, summary: dict, clients: list[dict]) -> Result:
     return result._replace(summary=summary, clients=clients)
 
 
-def accuracies(result: Result) -> dict[int, float]:
-    """Of every scored client's own model; clients that were new are left out."""
-    own = [row for row in result.clients if row["role"] == "client" and row["personal_accuracy"] is not None]
-    return {row["client"]: row["personal_accuracy"] for row in own}
+def values_of(result: Result) -> dict[int, float]:
+    """The metric of every scored client's own model; clients that were new are left out."""
+    column = results.score_column(results.metric_of(result.summary).name)
+    own = [row for row in result.clients if row["role"] == "client" and row[column] is not None]
+    return {row["client"]: row[column] for row in own}

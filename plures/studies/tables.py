@@ -7,15 +7,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from plures.files import write_text
-from plures.runs.results import write_csv
+from plures.learn.metrics import ACCURACY, Metric
+from plures.runs.results import generic_of, metric_of, write_csv
 from plures.studies import stats
-from plures.studies.compare import Runs, accuracies
+from plures.studies.compare import Runs, values_of
 
 METRICS = {
     "personal": lambda s: s["personal"] and s["personal"]["mean"],
     "worst 5 %": lambda s: s["personal"] and s["personal"]["worst5"],
     "pooled": lambda s: s["personal"] and s["personal"]["pooled"],
-    "generic": lambda s: s["generic"] and s["generic"]["accuracy"],
+    "generic": generic_of,
 }
 
 
@@ -31,6 +32,7 @@ class Line(NamedTuple):
     p: float | None  # that it is no different from the first method, client by client
     p_holm: float | None = None  # the same, corrected for the number of methods
     never_trained: int = 0  # scored clients that never took part, at most in any seed
+    metric: Metric = ACCURACY
 
 
 def lines(runs: Runs) -> list[Line]:
@@ -52,6 +54,7 @@ def lines(runs: Runs) -> list[Line]:
                 float(np.mean([summary["seconds"]["total"] for summary in own])),
                 None if method == runs.methods()[0] else p_value(runs, method, runs.methods()[0]),
                 never_trained=max((summary["personal"] or {}).get("never_trained", 0) for summary in own),
+                metric=metric_of(own[0]),
             )
         )
     corrected = iter(stats.holm([line.p for line in out if line.p is not None]))
@@ -66,10 +69,10 @@ def differences(runs: Runs, method: str, other: str) -> list[float]:
     found: dict[int, list[float]] = {}
     for (name, seed), result in runs.items():
         if name == method and (other, seed) in runs:
-            own, theirs = accuracies(result), accuracies(runs[other, seed])
+            own, theirs, sign = values_of(result), values_of(runs[other, seed]), metric_of(result.summary).sign
             for client in own:
                 if client in theirs:
-                    found.setdefault(client, []).append(own[client] - theirs[client])
+                    found.setdefault(client, []).append(sign * (own[client] - theirs[client]))
     return [float(np.mean(each)) for each in found.values()]
 
 
@@ -135,30 +138,33 @@ def latex(found: list[Line]) -> str:
     best = {}
     for name in names:
         means = [line.spreads[name].mean for line in found if line.spreads[name].n]
-        best[name] = max(means) if means else math.nan
+        pick = max if found[0].metric.is_higher_better else min
+        best[name] = pick(means) if means else math.nan
     head = " & ".join(["method", *[name.replace("%", r"\%") for name in names], "harmed", "MB"])
     out = [r"\begin{tabular}{l" + "r" * (len(names) + 2) + "}", r"\hline", head + r" \\", r"\hline"]
     for line in found:
-        cells = [_tex(line.method)]
+        cells = [tex(line.method)]
         for name in names:
-            text = percent_of(line.spreads[name], r" $\pm$ ")
+            text = text_of(line.spreads[name], line.metric, r" $\pm$ ")
             cells.append(rf"\textbf{{{text}}}" if line.spreads[name].mean == best[name] else text)
         cells.append(f"{np.mean(line.harmed):.1f}" if line.harmed else "--")
         cells.append(f"{line.n_bytes / 1e6:.1f}")
         out.append(" & ".join(cells) + r" \\")
-    notes = [f"% {_tex(note)}" for note in footnotes(found)]
+    notes = [f"% {tex(note)}" for note in footnotes(found)]
     return "\n".join([*out, r"\hline", r"\end{tabular}", *notes]) + "\n"
 
 
-def _tex(text: str) -> str:
+def tex(text: str) -> str:
+    """Text as LaTeX takes it."""
     for character in "&%$#_{}":
         text = text.replace(character, "\\" + character)
     return text
 
 
-def percent_of(spread: stats.Spread, between: str = " ± ") -> str:
-    """Mean and standard deviation in per cent."""
+def text_of(spread: stats.Spread, metric: Metric, between: str = " ± ") -> str:
+    """Mean and standard deviation, as the metric is shown."""
     if not spread.n:
         return "--"
-    text = f"{100 * spread.mean:.2f}"
-    return text if spread.n == 1 else f"{text}{between}{100 * spread.std:.2f}"
+    form = ".2f" if metric.is_share else ".4g"
+    text = format(metric.shown(spread.mean), form)
+    return text if spread.n == 1 else f"{text}{between}{format(metric.shown(spread.std), form)}"

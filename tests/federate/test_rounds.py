@@ -79,10 +79,30 @@ def test_a_federated_run_is_the_simulation_bit_for_bit(method, link, data, tmp_p
     assert_same_state(tmp_path / "run", tmp_path / "sim", lambda name: tmp_path / "nodes" / name, 0)
     for here, there in zip(unlike(found.rounds), unlike(expected.rounds), strict=True):
         if found.summary["generic"] is None:  # the mean of personal models is not made: they stay with the clients
-            there |= {"generic_accuracy": None, "generic_on_clients": None}
+            there |= {"generic_accuracy": None, "generic_on_clients": None, "generic_pooled": None}
         assert here == pytest.approx(there, abs=1e-6)
     for key in ("bytes", "flops"):
         assert found.summary[key] == expected.summary[key]
+
+
+def test_frozen_weights_are_made_at_both_ends_and_never_sent(link, data, tmp_path):
+    server.play(federated("ditto", link, tmp_path / "run", freeze="hidden"), Callback())
+    simulated("ditto", data, tmp_path / "sim", freeze="hidden", pool_rows=0)
+    assert_same_state(tmp_path / "run", tmp_path / "sim", lambda name: tmp_path / "nodes" / name, 0)
+    assert link.sent and not [message for _, message in link.sent if b"hidden.weight" in message]
+    [path] = (tmp_path / "nodes" / "hospital-a" / "models").glob("*.safetensors")
+    assert "model/hidden.weight" in load(path.read_bytes())
+
+
+def test_a_client_whose_frozen_weights_are_others_refuses(link, tmp_path):
+    said = []
+    link.nodes["hospital-a"].say = said.append
+    found = federated("fedavg", link, tmp_path / "run", freeze="hidden")
+    found.close()
+    other = found.experiment.model_copy(update={"frozen": "0" * 64})
+    request = found._request(0, True, False, False).model_copy(update={"experiment": other})
+    assert b"DataError" in link.nodes["hospital-a"].answer(wire.pack(request, {}))
+    assert any("frozen weights of mlp here are not those of the server" in line for line in said)
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -8,9 +8,10 @@ from torch import nn
 
 from plures.data.batches import Batch
 from plures.learn.fit import fit
+from plures.learn.losses import cross_entropy
 from plures.learn.optimizers import OptimizerState, adaptive
 from plures.learn.solver import Solver
-from plures.learn.task import build, cross_entropy
+from plures.learn.task import build
 from tests.small import shard_of
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))

@@ -212,17 +212,21 @@ def test_client_with_one_class_uploads_the_shared_model_that_it_received_and_tra
     assert not torch.equal(upload[HYPER + "output"], hyper_of()[HYPER + "output"])
 
 
-@pytest.mark.parametrize("base", ["local", "server"])
-def test_personal_model_has_body_and_hypernetwork_of_the_server_or_those_that_the_client_trained(base):
+@pytest.mark.parametrize(
+    ("base", "own_body", "own_head"), [("server", False, True), ("local", True, True), ("generated", False, False)]
+)
+def test_personal_model_has_body_and_hypernetwork_of_the_server_or_those_that_the_client_trained(
+    base, own_body, own_head
+):
     task = task_of(Dense)
     model, shard = moved(task.initial, 1), shard_for(task)
     method = hyper_method(pm_base=base)
     client, upload, _ = method.train(task, model | hyper_of(), client_of(), shard)
     later = moved(task.initial, 9) | hyper_of(2)
     personal = method.personalize(task, later, client, shard)
-    source = upload if base == "local" else later
-    head = papers_head({name: source[name] for name in hyper_of()}, shares_of(shard))
-    body = {name: source[name] for name in model}
+    hyper, shared = upload if own_head else later, upload if own_body else later
+    head = papers_head({name: hyper[name] for name in hyper_of()}, shares_of(shard))
+    body = {name: shared[name] for name in model}
     assert_near(personal, body | {"head.weight": body["head.weight"] + head})
 
 
@@ -253,7 +257,7 @@ def test_run_shares_the_model_of_fedrod_with_own_heads_bit_for_bit(executor):
 
 
 def test_every_client_has_the_head_that_the_servers_hypernetwork_makes_of_its_class_mix_even_if_never_drawn():
-    run = run_of("fedrod:head=hyper", participation=0.5, new_epochs=0, executor="one_by_one")
+    run = run_of("fedrod:head=hyper,pm_base=generated", participation=0.5, new_epochs=0, executor="one_by_one")
     never = set(range(len(SIZES))) - {*run.state.cohort(0), *run.state.cohort(1)}
     assert never
     server, population = played(run, 2).state.server, run.state.scene.population
@@ -659,3 +663,22 @@ def test_meta_bsm_of_a_model_of_double_precision_is_no_error():
     task, _ = public_task()
     method = FedRoD(solver_of(), loss="meta-bsm")
     method.train(task, task.initial, method.init_client(task, task.initial), shard_for(task))
+
+
+def test_a_linear_head_cannot_be_generated():
+    with pytest.raises(UsageError, match="head=hyper"):
+        FedRoD(head="linear", pm_base="generated")
+
+
+def test_client_that_never_took_part_has_a_generated_head_and_the_others_their_own():
+    run = run_of("fedrod:head=hyper", participation=0.5, new_epochs=0, executor="one_by_one")
+    trained = {*run.state.cohort(0), *run.state.cohort(1)}
+    never = set(range(len(SIZES))) - trained
+    assert never
+    server, population = played(run, 2).state.server, run.state.scene.population
+    hyper = {name: x for name, x in server.items() if name.startswith(HYPER)}
+    for client in range(len(SIZES)):
+        counts = torch.bincount(population.y[population.train[client]], minlength=population.n_classes)
+        generated = server["head.weight"] + generate_head(hyper, counts)
+        found = run.personal_model(client)["head.weight"]
+        assert torch.allclose(found, generated, atol=1e-6) == (client in never)

@@ -27,8 +27,8 @@ from plures.simulate.client_store import ClientStore
 from plures.simulate.sampling import draw_cohort
 from tests.small import played, run_of
 
-SUMMARY = """plures method settings data model partition clients participation rounds seed executor personal generic
-harmed bytes flops personal_flops seconds peak_rss_mb refused_updates engine digest""".split()
+SUMMARY = """plures method settings data model partition clients participation rounds seed executor metric personal
+generic harmed bytes flops personal_flops seconds peak_rss_mb refused_updates engine digest""".split()
 SMALL = {"clients": 5, "partition": "dirichlet:0.5", "rounds": 6, "epochs": 1, "checkpoint_every": 2}
 
 
@@ -187,7 +187,17 @@ def test_run_folder_holds_what_the_contract_names(tmp_path):
     assert list(summary) == SUMMARY and summary == json.loads(json.dumps(result.summary))
     named = {"mean", "pooled", "std", "worst5", "top5", "best_round", "best_mean", "model", "scored", "never_trained"}
     assert named <= set(summary["personal"])
-    named = {"accuracy", "on_clients", "worst5", "top5", "reweighted", "as_trained", "balanced", "is_mean_of_personal"}
+    named = {
+        "accuracy",
+        "pooled",
+        "on_clients",
+        "worst5",
+        "top5",
+        "reweighted",
+        "as_trained",
+        "balanced",
+        "is_mean_of_personal",
+    }
     assert named == set(summary["generic"])
     assert list(summary["seconds"]) == ["train", "evaluate", "total"]
     rounds = list(csv.DictReader((folder / "rounds.csv").read_text().splitlines()))

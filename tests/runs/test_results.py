@@ -10,9 +10,11 @@ import pytest
 import torch
 
 import plures
+from plures import files
 from plures.data.population import Population
 from plures.engine import KernelCount, Usage
 from plures.errors import UsageError
+from plures.learn.metrics import ACCURACY
 from plures.methods.messages import Each, Same
 from plures.runs import results
 from plures.runs.callbacks import Callback
@@ -181,7 +183,7 @@ def test_tables_have_raw_and_corrected_values(tmp_path):
 
 
 def chosen(found, scores=None):
-    return results._chosen(found, scores or {"mean": 0.1, "pooled": 0.2})
+    return results._chosen(found, scores or {"mean": 0.1, "pooled": 0.2}, ACCURACY)
 
 
 def test_best_round_on_test_and_the_one_chosen_on_rows_kept_apart():
@@ -220,14 +222,14 @@ def test_run_without_evaluated_rounds_has_its_last_scores_as_best():
 
 def test_cost_of_reaching_a_target():
     history = [a_round(1, 0.2), a_round(2), a_round(3, 0.8), a_round(4, 0.9)]
-    assert results.to_target(history, 0.75) == {"round": 3, "bytes": 90, "flops": 300, "seconds": 3.0}
-    assert results.to_target(history, 0.8)["round"] == 3  # at the target is reached
-    assert results.to_target(history, 0.95) is None
+    assert results.to_goal(history, 0.75) == {"round": 3, "bytes": 90, "flops": 300, "seconds": 3.0}
+    assert results.to_goal(history, 0.8)["round"] == 3  # at the target is reached
+    assert results.to_goal(history, 0.95) is None
 
 
 def test_run_tells_what_a_target_cost():
-    result = plures.run("local", **QUICK, target=0.2)
-    cost = result.summary["to_target"]["cost"]
+    result = plures.run("local", **QUICK, goal=0.2)
+    cost = result.summary["to_goal"]["cost"]
     until = result.rounds[: cost["round"]]
     assert until[-1]["personal_mean"] >= 0.2 and all(row["personal_mean"] < 0.2 for row in until[:-1])
     assert cost["flops"] == sum(row["flops"] for row in until)
@@ -493,3 +495,20 @@ def test_flops_of_making_personal_models_are_told_apart():
     assert tuned.summary["personal_flops"] > 2 * n_rows * 2 * (64 * 64 + 64 * 10)
     alone = plures.run("fedavg+ft:ft_epochs=2", executor="one_by_one", **options)
     assert alone.summary["personal_flops"] == tuned.summary["personal_flops"]
+
+
+def test_a_name_that_a_spreadsheet_would_compute_is_text(tmp_path):
+    names = ["=cmd|' /C calc'!A0", "+1", "@x", "-2", "'quoted", "plain"]
+    results.write_csv(tmp_path / "t.csv", [{"client": k, "name": name} for k, name in enumerate(names)])
+    cells = [line.split(",", 1)[1].strip('"') for line in (tmp_path / "t.csv").read_text().splitlines()[1:]]
+    assert all(cell.startswith("'") for cell in cells[:4])
+    assert [row["name"] for row in results.read_csv(tmp_path / "t.csv")] == names
+
+
+def test_toml_that_is_nested_too_deeply_or_too_large_is_told(tmp_path, monkeypatch):
+    (tmp_path / "deep.toml").write_text("x = " + "[" * 5000 + "]" * 5000)
+    with pytest.raises(UsageError, match="nested too deeply"):
+        files.read_toml(tmp_path / "deep.toml")
+    monkeypatch.setattr(files, "MOST_TOML_BYTES", 3)
+    with pytest.raises(UsageError, match="too much"):
+        files.read_toml(tmp_path / "deep.toml")

@@ -19,7 +19,10 @@ OTHER = {
     **{"server_optimizer": "adam", "server_lr": 0.5, "local_work": "uniform:1-2", "validation": 0.2},
     **{"new_clients": 1, "new_epochs": 2, "attack": "labels", "attackers": 0.5, "seed": 1, "executor": "one_by_one"},
     **{"engine": "eager", "precision": "float64", "eval_every": 2, "unchosen": "refresh", "pool_rows": 10},
-    **{"pool_every": 1, "personal_epochs": 1, "target": 0.5, "method": "ditto", "settings": {"lam": 0.5}},
+    **{"client_column": "site", "target": "ill", "drop": "id", "time_column": "day", "text_column": "note"},
+    **{"window": 3, "image_size": 8, "task": "number", "metric": "auc", "metrics": "all"},
+    **{"pool_every": 1, "personal_epochs": 1, "goal": 0.5, "method": "ditto", "settings": {"lam": 0.5}},
+    **{"freeze": "body", "train": "head", "stack": 3, "adapter": "lora"},
 }
 NEEDS = {"nesterov": {"momentum": 0.9}}
 
@@ -33,7 +36,7 @@ def test_every_option_that_changes_a_number_is_part_of_the_identity(option):
     assert (base.identity() == other.identity()) == (option in SCORING)
 
 
-@pytest.mark.parametrize("change", [{"unchosen": "refresh"}, {"eval_every": 2}, {"pool_rows": 5}, {"target": 0.5}])
+@pytest.mark.parametrize("change", [{"unchosen": "refresh"}, {"eval_every": 2}, {"pool_rows": 5}, {"goal": 0.5}])
 def test_a_comparison_into_a_folder_with_another_option_is_refused(change, tmp_path):
     plures.compare(["local", "fedavg"], out=tmp_path, **SMALL)
     [name] = change

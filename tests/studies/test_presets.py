@@ -243,12 +243,12 @@ def test_a_number_is_found_by_its_path():
 
 def test_a_number_is_told_in_per_cent_or_in_the_unit_of_its_column():
     preset = invented(
-        columns={"A": "personal.mean", "rounds": "to_target.cost.round", "GB": "to_target.cost.bytes"},
+        columns={"A": "personal.mean", "rounds": "to_goal.cost.round", "GB": "to_goal.cost.bytes"},
         units={"rounds": 1, "GB": 1e9},
         published={"ditto": {"A": 80.0}, "fedavg": {}},
     )
-    reached = {"personal": {"mean": 0.5}, "to_target": {"cost": {"round": 30, "bytes": 2_500_000_000}}}
-    missed = {"personal": {"mean": 0.25}, "to_target": {"cost": None}}
+    reached = {"personal": {"mean": 0.5}, "to_goal": {"cost": {"round": 30, "bytes": 2_500_000_000}}}
+    missed = {"personal": {"mean": 0.25}, "to_goal": {"cost": None}}
     runs = Runs({("ditto", 0): Result(reached, [], [], {}, None), ("fedavg", 0): Result(missed, [], [], {}, None)})
     assert reproduce.numbers(preset, runs, "full") == {
         "ditto": {"A": [50.0], "rounds": [30.0], "GB": [2.5]},

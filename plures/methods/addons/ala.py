@@ -21,6 +21,7 @@ from plures.learn.fit import fit
 from plures.learn.solver import Plateau
 from plures.methods.addons.base import Addon
 from plures.methods.base import NO_TERMS, setting
+from plures.methods.search import linear, log
 from plures.tree import Params, Tree
 
 
@@ -37,13 +38,23 @@ class AlaClient(NamedTuple):
 class Ala(Addon):
     """Local training starts from own + blend * (received - own) in the upper layers, with a learned blend."""
 
-    eta: float = setting(1.0, "learning rate of the blend", least=0)
-    s: float = setting(80.0, "percent of the client's rows that the blend is learned on", least=0, most=100)
-    p: int = setting(1, "how many upper layers (or blocks) are blended; lower layers are taken as received", least=0)
-    threshold: float = setting(
-        0.01, "first stage: stop when the standard deviation of the last 10 losses is below this", least=0
+    eta: float = setting(1.0, "learning rate of the blend", least=0, search=log(0.1, 10))
+    s: float = setting(
+        80.0, "percent of the client's rows that the blend is learned on", least=0, most=100, search=linear(5, 100)
     )
-    cap: int = setting(100, "first stage: largest number of epochs", least=1)
+    p: int = setting(
+        1,
+        "how many upper layers (or blocks) are blended; lower layers are taken as received",
+        least=0,
+        search=linear(1, 3),
+    )
+    threshold: float = setting(
+        0.01,
+        "first stage: stop when the standard deviation of the last 10 losses is below this",
+        least=0,
+        search=log(0.001, 0.1).if_named(),
+    )
+    cap: int = setting(100, "first stage: largest number of epochs", least=1, search=log(10, 1000).if_named())
     loss_stat: str = setting(
         "last_batch", "first stage: which loss of an epoch is compared", choices=("last_batch", "epoch_mean")
     )
@@ -53,7 +64,10 @@ class Ala(Addon):
         choices=("init", "trained"),
     )
     from_round: int = setting(
-        0, "rounds before ALA becomes active; until then the received model is taken as it is", least=0
+        0,
+        "rounds before ALA becomes active; until then the received model is taken as it is",
+        least=0,
+        search=linear(0, 10).if_named(),
     )
     freeze: bool = setting(False, "learn the blend the first time only, and use it unchanged in all later rounds")
 

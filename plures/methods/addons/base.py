@@ -49,6 +49,10 @@ class Addon(Method):
     def trains_on_public(self):
         return self.host.trains_on_public
 
+    @property
+    def needs_classes(self):
+        return self.host.needs_classes or super().needs_classes
+
     def with_solver(self, solver):
         return dataclasses.replace(self, solver=solver, host=self.host.with_solver(solver))
 
@@ -90,6 +94,9 @@ class Addon(Method):
 
     def notes(self, task):
         return self.host.notes(task)
+
+    def refuse_frozen(self, task):
+        self.host.refuse_frozen(task)
 
     def snapshot(self, task, server):
         return self.host.snapshot(task, server)

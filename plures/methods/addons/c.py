@@ -4,13 +4,14 @@ from dataclasses import dataclass
 
 from plures.methods.addons.base import Addon
 from plures.methods.base import NO_TERMS, setting
+from plures.methods.search import log
 
 
 @dataclass(frozen=True)
 class C(Addon):
     """As in FedAvg-C and FedProx-C: clients fine-tune the received model, then train from there as the host does."""
 
-    c_epochs: int = setting(10, "epochs of fine-tuning before the training of each round", least=0)
+    c_epochs: int = setting(10, "epochs of fine-tuning before the training of each round", least=0, search=log(2, 20))
 
     def fine_tune_received(self, task, received, client, shard, terms):
         """The received model after `c_epochs` epochs of the host's training; the client's state stays as it was."""

@@ -8,6 +8,7 @@ import torch
 from plures import tree
 from plures.methods.addons.base import Addon
 from plures.methods.base import NO_TERMS, Penalty, setting
+from plures.methods.search import log
 from plures.tree import Params, Tree
 
 
@@ -32,7 +33,7 @@ class FedDyn(Addon):
         own = "its server has a step of its own"
         return {**self.host.refuses, "feddyn": twice, "scaffold": twice, "fedopt": own}
 
-    alpha: float = setting(0.01, "strength of the dynamic regularisation", least=0)
+    alpha: float = setting(0.01, "strength of the dynamic regularisation", least=0, search=log(0.001, 0.1))
     gm: str = setting(
         "server",
         "the generic model: as the server sends it, or the plain mean of the last uploads",

@@ -20,6 +20,7 @@ from plures.errors import UsageError
 from plures.learn.optimizers import OptimizerState, adaptive, init_optimizer, sgd
 from plures.methods.addons.base import Addon
 from plures.methods.base import Averaged, setting
+from plures.methods.search import among
 from plures.tree import Tree
 
 RATES = {"sgd": 1.0, "momentum": 1.0, "adam": 0.03, "yogi": 0.03}
@@ -38,7 +39,12 @@ class FedOpt(Addon):
     server_optimizer: str = setting(
         "adam", "how the server takes the mean update as a step", choices=("sgd", "momentum", "adam", "yogi")
     )
-    server_lr: float = setting(0.0, "learning rate of the server; 0: 1, or 0.03 for adam and yogi", least=0)
+    server_lr: float = setting(
+        0.0,
+        "learning rate of the server; 0: 1, or 0.03 for adam and yogi",
+        least=0,
+        search=among(0.0, 0.01, 0.03, 0.1, 0.3, 1.0),
+    )
 
     changes_training = False
 

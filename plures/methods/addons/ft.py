@@ -5,13 +5,14 @@ from typing import ClassVar
 
 from plures.methods.addons.base import Addon
 from plures.methods.base import fine_tune, setting
+from plures.methods.search import linear
 
 
 @dataclass(frozen=True)
 class Ft(Addon):
     """As in FedAvg-FT: the personal model is fine-tuned before evaluation; the result is never uploaded."""
 
-    ft_epochs: int = setting(5, "epochs of fine-tuning before evaluation", least=0)
+    ft_epochs: int = setting(5, "epochs of fine-tuning before evaluation", least=0, search=linear(1, 10))
 
     changes_training: ClassVar[bool] = False
 

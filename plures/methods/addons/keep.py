@@ -10,9 +10,18 @@ from typing import NamedTuple
 from plures import tree
 from plures.errors import UsageError
 from plures.learn.fit import fit
+from plures.learn.frozen import matches
 from plures.learn.task import Task
 from plures.methods.addons.base import Addon
+from plures.methods.addons.brm import Brm
+from plures.methods.addons.c import C
+from plures.methods.addons.fedopt import FedOpt
+from plures.methods.addons.ft import Ft
+from plures.methods.addons.prox import Prox
+from plures.methods.addons.public import Public
+from plures.methods.addons.sam import Sam
 from plures.methods.base import NO_TERMS, setting
+from plures.methods.search import among
 from plures.tree import Params, Tree
 
 PRIVATE: dict[str, Callable[[Task, str], bool]] = {
@@ -38,25 +47,37 @@ class KeepLocal(Addon):
 
     private: str = setting(
         "head",
-        "what stays with the client: head, body, batch-norm, statistics, nothing, or several joined by /",
+        "what stays with the client: head, body, batch-norm, statistics, nothing, a name of layers or tensors with * "
+        "for anything, or several joined by /",
+        search=among("head", "body", "batch-norm", "nothing").if_named(),
     )
 
     def __post_init__(self):
         super().__post_init__()
         for part in self.private.split("/"):
-            if part not in PRIVATE:
-                raise UsageError(f"private={self.private}: a part that can stay is one of {', '.join(PRIVATE)}")
+            if part not in PRIVATE and not set(part) & set("*.?"):
+                words = f"a part that can stay is one of {', '.join(PRIVATE)}, or a pattern like *.lora_B"
+                raise UsageError(f"private={self.private}: {words}")
 
     def is_private(self, task):
         """A function of a tensor's name: whether that tensor stays with the client."""
-        parts = [PRIVATE[part] for part in self.private.split("/")]
-        return lambda name: any(belongs(task, name) for belongs in parts)
+        parts = self.private.split("/")
+        return lambda name: any(PRIVATE[part](task, name) if part in PRIVATE else matches(part, name) for part in parts)
 
     def notes(self, task):
         # Statistics stay where there are some; a model without BatchNorm lacks nothing.
         if self.private == "statistics" or any(map(self.is_private(task), task.initial)):
             return self.host.notes(task)
         return (f"the model has no part that is private={self.private}: this is {self.host.title}",)
+
+    def refuse_frozen(self, task):
+        private = self.is_private(task)
+        if any(map(private, tree.trainable(task.frozen))) and not any(map(private, task.initial)):
+            raise UsageError(
+                f"what would stay with each client (private={self.private}) is frozen, so that all have the same; let "
+                "it train, or choose another method, e.g. fedavg"
+            )
+        self.host.refuse_frozen(task)
 
     def shared(self, task, params):
         return tree.drop(self.host.shared(task, params), self.is_private(task))
@@ -106,3 +127,19 @@ class KeepLocal(Addon):
     @property
     def is_served_whole(self):
         return False
+
+
+@dataclass(frozen=True)
+class Keep(KeepLocal):
+    """What stays with the client, as a user asks for it: around methods that train one shared model and average it."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        host = self.host
+        while isinstance(host, (Prox, Sam, Ft, C, Brm, FedOpt, Public)):
+            host = host.host
+        if type(host).__name__ != "FedAvg":
+            raise UsageError(
+                f"{self.title} cannot take the add-on keep: there are parts of the model that it keeps or corrects "
+                "itself; keep is for FedAvg, FedProx and FedSAM, perhaps with ft, c, brm, fedopt or public"
+            )

@@ -11,6 +11,7 @@ from plures.methods.addons.base import Addon
 from plures.methods.addons.fedopt import FedOpt
 from plures.methods.base import NO_TERMS, Penalty, setting
 from plures.methods.messages import Same
+from plures.methods.search import log
 from plures.tree import Params, Tree
 
 
@@ -36,7 +37,7 @@ class Scaffold(Addon):
         return {**self.host.refuses, **before, "feddyn": twice, "scaffold": twice}
 
     server_lr: float = setting(
-        1.0, "learning rate of the server: 1 moves it to the mean of the uploaded models", least=0
+        1.0, "learning rate of the server: 1 moves it to the mean of the uploaded models", least=0, search=log(0.3, 3)
     )
 
     def __post_init__(self):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from plures.data.batches import Batch
-from plures.learn.task import cross_entropy, masked_mean, row_losses
+from plures.learn.losses import cross_entropy, masked_mean, row_losses
 
 BalancedLoss = Callable[[Tensor, Batch, float], Tensor]
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from plures.methods.base import setting
 from plures.methods.ingredients import layer_scores
 from plures.methods.ingredients.sharpness import sam_loss, two_step_loss
+from plures.methods.search import among, log
 
 
 @dataclass(frozen=True)
@@ -12,9 +13,14 @@ class Layerwise:
     """Gradients at perturbed weights: the more personal a layer, the larger its perturbation."""
 
     rho: float = setting(
-        0.05, "length of the perturbation at which gradients of the shared model are computed", least=0
+        0.05,
+        "length of the perturbation at which gradients of the shared model are computed",
+        least=0,
+        search=log(0.005, 0.5),
     )
-    q: float = setting(2.0, "norm of the gradients; 2 as in SAM, 1 uses only their signs", least=1)
+    q: float = setting(
+        2.0, "norm of the gradients; 2 as in SAM, 1 uses only their signs", least=1, search=among(1.0, 2.0).if_named()
+    )
     score: str = setting(
         "mean",
         "distance of a layer: its norm divided by the number of weights, or by the root of that number",

@@ -21,6 +21,7 @@ from plures.learn import optimizers
 from plures.learn.fit import measure, step_down
 from plures.learn.optimizers import OptimizerState
 from plures.methods.base import setting
+from plures.methods.search import linear
 from plures.tree import Params
 
 Loss = Callable[[Params, Params, Batch], Tensor]
@@ -30,7 +31,9 @@ BATCH = 64  # rows of a batch
 
 def warm_up_setting() -> int:
     """The first steps of Adam move all weights by the same length, however small their gradients."""
-    return setting(5, "adam: rounds over which the learning rate of the server rises", least=0)
+    return setting(
+        5, "adam: rounds over which the learning rate of the server rises", least=0, search=linear(0, 10).if_named()
+    )
 
 
 def server_step(

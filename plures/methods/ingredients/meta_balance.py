@@ -12,7 +12,8 @@ from torch import Tensor
 from plures import seeds, tree
 from plures.data.batches import Batch
 from plures.learn.fit import descend, step_down
-from plures.learn.task import Task, cross_entropy, masked_mean, row_losses
+from plures.learn.losses import cross_entropy, masked_mean, row_losses
+from plures.learn.task import Task
 from plures.methods.ingredients.dense import draw_weights
 from plures.tree import Params
 

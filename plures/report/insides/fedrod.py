@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from plures.methods.fedrod import FedRoD, FedRoDClient
+from plures import tree
+from plures.methods.fedrod import FedRoD, FedRoDClient, generate_head, is_hyper
 from plures.report.insides.base import Opened, Picture
 from plures.report.insides.lookup import each_client, find_generic, find_layer, find_part, predict
 from plures.report.looks import GRID, colour
@@ -44,7 +45,10 @@ def score_heads(state: RunState) -> Heads | None:
         own = find_part(kept, FedRoDClient)
         assert own is not None
         base = own.model if method.pm_base == "local" else method.shared(scene.task, received)
-        both = method.with_head(scene.task, base, own.head["weight"])
+        counts = scene.population.shards([client], "train", "personalize", state.round).counts[0]
+        is_generated = method.pm_base == "generated"
+        weight = generate_head(tree.keep(received, is_hyper), counts) if is_generated else own.head["weight"]
+        both = method.with_head(scene.task, base, weight)
         rows = scene.population.test[client]
         out.clients.append(client)
         out.sizes.append(len(scene.population.train[client]))

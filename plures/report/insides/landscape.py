@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from plures import seeds, tree
-from plures.learn.task import Task, row_losses
+from plures.learn.task import Task
 from plures.report.insides.lookup import predict
 from plures.runs.scene import Scene
 from plures.tree import Params
@@ -23,7 +23,7 @@ def few_rows(task: Task, rows: np.ndarray, n_passes: int) -> np.ndarray:
 
 def measure_loss(scene: Scene, params: Params, rows: np.ndarray) -> float:
     """Mean loss of a model on some rows, in inference mode."""
-    return float(row_losses(predict(scene, params, rows), scene.population.y[rows]).mean())
+    return float(scene.task.row_losses(predict(scene, params, rows), scene.population.y[rows]).mean())
 
 
 def make_side(low: float, high: float) -> np.ndarray:
