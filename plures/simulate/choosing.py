@@ -19,7 +19,7 @@ from plures.simulate.executor import CannotStack, warm_up
 from plures.simulate.stacking import Style
 from plures.simulate.work import Work, train_function
 
-SMALL, SMALL_OF_OURS = 2e8, 1e9  # FLOPs of a client's step below which stacking always paid; of models of this package
+SMALL, SMALL_OF_OURS = 2e8, 1e9  # FLOPs of a step below which nothing is timed (guesses); of models of this package
 FEW = 4  # clients in a small stack
 STEPS = 2  # of each client, in what is timed
 BETTER = 0.9  # another way must take at most this share of the time of full stacks
