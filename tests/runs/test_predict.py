@@ -31,7 +31,7 @@ def run(frame, target, **options):
 
 
 def test_predictions_are_classes_by_name_and_numbers_in_their_units(frame):
-    named, numbers = run(frame, "ill"), run(frame, "level", model="linear", lr=0.1)
+    named, numbers = run(frame, "ill"), run(frame, "level", model="linear", lr=1.5)
     found = named.predict("s1", frame)
     assert set(found) <= {"True", "False"} and (found == frame["ill"].astype(str)).mean() > 0.8
     assert np.abs(numbers.predict(0, frame) - frame["level"]).mean() < 1
