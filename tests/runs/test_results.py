@@ -1,5 +1,6 @@
 """Every number of the evaluation record, worked by hand on invented or tiny cases."""
 
+import copy
 import math
 import shutil
 import subprocess
@@ -121,7 +122,7 @@ def test_pool_is_drawn_when_there_are_more_rows():
 
 
 def test_pool_is_smaller_where_it_would_take_long():
-    task = make_scene(make_config({"method": "fedavg", **QUICK})).task
+    task = copy.copy(make_scene(make_config({"method": "fedavg", **QUICK})).task)  # tasks are shared between tests
     assert affordable_pool(20, task) == 2000
     task.__dict__["flops"] = 10**8  # of a row: 20 models take 2e9 for each
     assert affordable_pool(20, task) == 500
