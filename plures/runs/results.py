@@ -306,7 +306,8 @@ def metrics(evaluation: Evaluation, seed: int) -> dict[str, Any]:
     if not evaluation.measured:
         return out
     known = [METRICS[name] for name in evaluation.measured]
-    for metric in ([] if evaluation.metric.name in ("rmse", "mae", "r2") else [ACCURACY]) + known:
+    has_hits = bool(set(ACCURACY.kinds) & set(evaluation.metric.kinds))
+    for metric in ([ACCURACY] if has_hits else []) + known:
         parts = {}
         for part in ("personal", "generic"):
             values = evaluation.values(part, metric)

@@ -74,8 +74,8 @@ def test_a_number_is_learned(table):
 
 def test_counts_and_labels_are_learned(table):
     assert run("fedavg", table, "labels", rounds=60, lr=0.5).summary["personal"]["mean"] > 0.9
-    found = run("fedavg", table, "count", rounds=30).summary
-    assert found["metric"] == "mae" and found["metrics"]["r2"]["personal"]["pooled"] > 0.05
+    found = run("fedavg", table, "count", rounds=60, lr=0.2).summary
+    assert found["metric"] == "mae" and found["metrics"]["r2"]["personal"]["pooled"] > 0.4
 
 
 def test_metric_of_the_run_is_that_of_rounds_clients_and_comparisons(table, tmp_path):
