@@ -63,6 +63,37 @@ class _Recorded(torch.autograd.Function):
         return gradient, mean - new_mean, var - new_var, None, None
 
 
+class _Centred(torch.autograd.Function):
+    """Values less the mean of their channel over the rows that a mask marks; that mean, and the variance.
+
+    Its gradient is written out: what autograd makes of sums over masked values goes through them many more times.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        axes = tuple(range(2, x.dim()))
+        shares = (mask.to(x.dtype) / mask.sum()).unsqueeze(1)
+        mean = ((x.mean(axes) if axes else x) * shares).sum(0)
+        centred = x - mean.reshape(1, -1, *[1] * len(axes))
+        squares = (torch.linalg.vector_norm(centred, dim=axes) if axes else centred).square() / x[0, 0].numel()
+        return centred, mean, (squares * shares).sum(0)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(inputs[1], output[0])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, of_mean: Tensor, of_var: Tensor) -> Any:
+        mask, centred = ctx.saved_tensors
+        shape = (*centred.shape[:2], *[1] * (centred.dim() - 2))
+        shares = (mask.to(centred.dtype) / mask.sum()).unsqueeze(1) / centred[0, 0].numel()
+        of_mean = of_mean - gradient.sum((0, *range(2, centred.dim())))
+        along = (2 * shares * of_var).reshape(shape)
+        return gradient + along * centred + (shares * of_mean).reshape(shape), None
+
+
 class _BatchNormAsFunction(nn.Module):
     """BatchNorm over the rows that the mask marks, with its statistics given from outside."""
 
@@ -86,22 +117,20 @@ class _BatchNormAsFunction(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         shape = (1, -1, *[1] * (x.dim() - 2))
-        mean, var = self.running_mean.detach(), self.running_var.detach()  # in inference they are constants
         if self.training:
-            axes = (0, *range(2, x.dim()))
-            mask = self.mask.reshape(-1, *[1] * (x.dim() - 1))
-            count = self.mask.sum() * (x[0, 0].numel())
-            mean = (x * mask).sum(axes) / count
-            centred = x - mean.reshape(shape)
-            var = (centred.square() * mask).sum(axes) / count
-            unbiased = var * count / (count - 1).clamp(min=1)
+            centred, mean, var = _Centred.apply(x, self.mask)
         else:
+            mean, var = self.running_mean.detach(), self.running_var.detach()  # in inference they are constants
             centred = x - mean.reshape(shape)
-        y = centred * (var + self.eps).rsqrt().reshape(shape)
+        scale = (var + self.eps).rsqrt()
         if self.weight is not None:
-            y = y * self.weight.reshape(shape) + self.bias.reshape(shape)
+            y = centred * (scale * self.weight).reshape(shape) + self.bias.reshape(shape)
+        else:
+            y = centred * scale.reshape(shape)
         if not self.training:
             return y
+        count = self.mask.sum() * (x[0, 0].numel())
+        unbiased = var * count / (count - 1).clamp(min=1)
         old_mean, old_var = self.running_mean, self.running_var
         new_mean = torch.lerp(old_mean, mean, self.momentum).detach()
         new_var = torch.lerp(old_var, unbiased, self.momentum).detach()

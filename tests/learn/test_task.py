@@ -4,10 +4,11 @@ import pytest
 import torch
 from torch import nn
 
+from plures import seeds
 from plures.data.batches import Batch
 from plures.errors import UsageError
 from plures.learn.losses import cross_entropy
-from plures.learn.task import Task, build
+from plures.learn.task import Task, _Centred, build
 from plures.models.names import model_maker
 from tests.small import TinyNorm
 
@@ -191,3 +192,20 @@ class _NoLinear(nn.Module):
 def test_model_that_cannot_serve_is_refused_in_words(module, n_classes, words):
     with pytest.raises(UsageError, match=words):
         Task(nn.Sequential(module) if isinstance(module, nn.Linear) else module, torch.ones(5), n_classes)
+
+
+def test_centring_has_exact_first_and_second_gradients():
+    """Rows that the mask leaves out count for nothing, whatever stands in them."""
+    mask = torch.tensor([1.0, 0.0, 1.0, 1.0])
+    for shape in [(4, 2), (4, 2, 3), (4, 2, 2, 3)]:
+        x = seeds.normal(torch.tensor(5), shape).double().requires_grad_()
+
+        def centred(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return _Centred.apply(x, mask)
+
+        kept = x[mask.bool()]
+        axes = (0, *range(2, x.dim()))
+        _, mean, var = centred(x)
+        torch.testing.assert_close(mean, kept.mean(axes))
+        torch.testing.assert_close(var, kept.var(axes, correction=0))
+        assert torch.autograd.gradcheck(centred, x) and torch.autograd.gradgradcheck(centred, x)
