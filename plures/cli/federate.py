@@ -1,5 +1,6 @@
 """`plures federate ...`: what each command takes. Torch and Flower are imported when a command is called."""
 
+import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,14 +25,18 @@ Quorum = Annotated[float, typer.Option(help="share of the clients of a round tha
 Resend = Annotated[float, typer.Option(help="seconds without an answer, until a message is sent again")]
 
 
-def _operate() -> "ModuleType":
+def _import(name: str) -> "ModuleType":
+    """A module that needs the extra `deploy`, and torch."""
     try:
-        from plures.federate import operate  # here: it needs the extra `deploy`, and torch
+        return importlib.import_module(f"plures.federate.{name}")
     except ImportError as error:
         if (error.name or "").partition(".")[0] not in ("flwr", "cryptography"):
             raise
         raise UsageError("`plures federate` needs Flower; install it with: pip install 'plures[deploy]'") from None
-    return operate
+
+
+def _operate() -> "ModuleType":
+    return _import("operate")
 
 
 @app.command()
@@ -94,9 +99,9 @@ def client(
     data_schema: Annotated[Path | None, typer.Option(help="of a table: a schema, if none is agreed on")] = None,
 ) -> None:
     """Take part in runs with our own rows, which stay here, until Ctrl-C."""
-    operate = _operate()
-    reading = operate.reading_of_client(target, drop, time_column, task, data_schema)
-    operate.run_client(data, name, home, tuple(model or []), tuple(method or []), threads, reading)
+    join = _import("join")
+    reading = join.reading_of_client(target, drop, time_column, task, data_schema)
+    join.run_client(data, name, home, tuple(model or []), tuple(method or []), threads, reading)
 
 
 @app.command()
