@@ -173,6 +173,18 @@ def resume(
 
 
 @app.command()
+def verify(
+    folder: Annotated[Path, typer.Argument(help="a run folder, or that of a comparison", metavar="RUN")],
+    workers: Workers = None,
+    trust: Trust = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run a run again, from its config, split and data, and tell whether it gives the same digest and numbers."""
+    raise typer.Exit(_commands().verify(folder, workers, trust, as_json, quiet))
+
+
+@app.command()
 def reproduce(
     preset: Annotated[str, typer.Argument(help="a table of a paper; see `plures list presets`")],
     scale: Annotated[str, typer.Option("--scale", help="smoke, small or full")] = "small",
@@ -333,8 +345,9 @@ def call(arguments: list[str]) -> int:
     debug = "--debug" in arguments
     command: Callable[..., Any] = typer.main.get_command(app)
     try:
-        command([word for word in arguments if word != "--debug"], standalone_mode=False)
-        return 0
+        # What a command returns is no exit code, but for that of typer.Exit, which is returned here and not raised.
+        code = command([word for word in arguments if word != "--debug"], standalone_mode=False)
+        return code if isinstance(code, int) else 0
     except typer.Exit as error:
         return error.exit_code
     except PluresError as error:

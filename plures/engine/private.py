@@ -96,7 +96,7 @@ flop_registry = _name("torch.utils.flop_counter.flop_registry")
 
 if TorchDispatchMode is not None and flop_registry is not None:
 
-    class KernelCount(TorchDispatchMode):  # type: ignore[misc, valid-type]
+    class KernelCount(TorchDispatchMode):
         """Counts the kernels that are called inside it, and the FLOPs of products and convolutions among them."""
 
         def __init__(self) -> None:

@@ -259,7 +259,7 @@ class FlowerLink:
             self.channel = make_channel()
 
     def clients(self) -> list[str]:
-        connected = self._ask(lambda: self._names(self.channel), {})
+        connected = self._ask(lambda: self._names(self.channel), Names())
         self._nodes |= {name: node for node, name in connected.items()}
         return sorted(connected.values())
 
@@ -309,7 +309,7 @@ class FlowerLink:
         if not self._outbox:
             return
         sent = list(self._outbox.values())
-        unknown = set(self._ask(lambda: self.channel.push(sent), []))
+        unknown = set(self._ask(lambda: self.channel.push(sent), list[str]()))
         self._open |= self._outbox.keys() - unknown - self._lost
         self._lost |= unknown
         if unknown:
