@@ -22,7 +22,7 @@ from plures.runs.adapt import from_counts, from_rows
 from plures.runs.callbacks import Callback, Say
 from plures.runs.config import Config, config_toml, make_config
 from plures.runs.describing import describe
-from plures.runs.folders import folder_name, new_folder
+from plures.runs.folders import folder_name, new_folder, telling_how_to_resume
 from plures.runs.loggers import makers, with_loggers
 from plures.runs.loop import Result
 from plures.runs.predict import as_file, client_number, format_of
@@ -34,6 +34,7 @@ from plures.studies import preset as presets
 from plures.studies import ranks, tables
 from plures.studies import reproduce as reproduction
 from plures.studies.compare import (
+    COMPARISON,
     Comparison,
     Equal,
     Runs,
@@ -86,7 +87,8 @@ def run(
     folder = new_folder(scene.config, out)
     progress = view.ProgressReport(console, scene.config.method, folder / "log.txt", quiet)
     callback = with_loggers(progress, loggers, folder.name)
-    print_result(simulation.start(scene, folder, progress.say, callback), console, as_json)
+    with telling_how_to_resume(folder):
+        print_result(simulation.start(scene, folder, progress.say, callback), console, as_json)
 
 
 def compare(
@@ -120,8 +122,9 @@ def compare(
         print_dry_comparison(comparison, console)
         return
     folder = _comparison_folder(config, out)
-    write_comparison(folder, comparison)
-    play_comparison(comparison, folder, loggers, latex, as_json, quiet)
+    with telling_how_to_resume(folder, COMPARISON):
+        write_comparison(folder, comparison)
+        play_comparison(comparison, folder, loggers, latex, as_json, quiet)
 
 
 def print_dry_comparison(comparison: Comparison, console: Console) -> None:
@@ -220,12 +223,13 @@ def resume(folder: Path, rounds: int | None, workers: int | None, trust: bool, a
     if is_comparison(folder):
         if rounds is not None:
             raise UsageError(f"{folder} holds a comparison; --rounds is for a single run")
-        with doubting(folder, trust):
+        with doubting(folder, trust), telling_how_to_resume(folder, COMPARISON):
             play_comparison(read_comparison(folder, workers or n_cores()), folder, [], False, as_json, quiet)
         return
     progress = view.ProgressReport(console, folder.name, folder / "log.txt" if folder.is_dir() else None, quiet)
-    found = simulation.resume(folder, progress.say, progress, workers or n_cores(), rounds=rounds, trust=trust)
-    print_result(found, console, as_json)
+    with telling_how_to_resume(folder):
+        found = simulation.resume(folder, progress.say, progress, workers or n_cores(), rounds=rounds, trust=trust)
+        print_result(found, console, as_json)
 
 
 def verify(folder: Path, workers: int | None, trust: bool, as_json: bool, quiet: bool) -> int:

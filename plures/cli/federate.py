@@ -8,6 +8,7 @@ import typer
 
 from plures.cli.options import ConfigFile, Json, Out, Quiet, Setting, collect, with_run_options
 from plures.errors import UsageError
+from plures.runs import signals
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -28,7 +29,8 @@ Resend = Annotated[float, typer.Option(help="seconds without an answer, until a 
 def _import(name: str) -> "ModuleType":
     """A module that needs the extra `deploy`, and torch."""
     try:
-        return importlib.import_module(f"plures.federate.{name}")
+        with signals.leaving():
+            return importlib.import_module(f"plures.federate.{name}")
     except ImportError as error:
         if (error.name or "").partition(".")[0] not in ("flwr", "cryptography"):
             raise
@@ -141,7 +143,8 @@ def start(
     quiet: Quiet = False,
 ) -> None:
     """One run with the clients that are connected: the options are those of `plures run`."""
-    from plures.cli import commands  # here: it imports torch, and help must come at once
+    with signals.leaving():
+        from plures.cli import commands  # here: it imports torch, and help must come at once
 
     operate = _operate()
     operate.refuse_options_of_simulation(given)

@@ -68,7 +68,7 @@ from plures.federate.address import Address
 from plures.federate.envelope import Incoming, Outgoing, outgoing, to_records
 
 Names = dict[int, str]  # number of a node -> name of the client
-RECONNECT_SECONDS = 20.0  # that a run waits for a server that is not there
+RECONNECT_SECONDS = 120.0  # that a run waits for a server that is not there
 RETRY_SECONDS = 0.5
 BEAT_SECONDS = 15.0  # between signs of life of a run
 BATCH_BYTES = 8 << 20  # of small messages that are sent at once

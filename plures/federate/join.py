@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -24,6 +23,7 @@ from plures.federate.address import Address
 from plures.federate.client import Client
 from plures.federate.policy import FILE, read_policy
 from plures.files import lock
+from plures.runs import signals
 from plures.runs.callbacks import Say
 from plures.runs.config import make_config
 from plures.runs.scene import reading_of
@@ -39,18 +39,17 @@ def say(line: str) -> None:
 
 @contextmanager
 def stop_on_signals() -> Iterator[None]:
-    """Let SIGTERM end this process as Ctrl-C does: in order, together with its children."""
-
-    def interrupt(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt
-
-    old = signal.signal(signal.SIGTERM, interrupt)
+    """Let Ctrl-C and SIGTERM end this process in order, together with its children; more of them disturb nothing."""
+    before = {number: signal.getsignal(number) for number in signals.NUMBERS}
+    if not isinstance(before[signal.SIGINT], signals.Interrupts):
+        signals.set_handler(signals.Interrupts())
     try:
         yield
     except KeyboardInterrupt:
         say("stopped")
     finally:
-        signal.signal(signal.SIGTERM, old)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def reading_of_client(
