@@ -67,7 +67,9 @@ REMOTES: dict[str, Remote] = {
         ("test_batch.bin", *[f"data_batch_{k}.bin" for k in range(1, 6)]),
     ),
     "cifar100": Remote(
-        _CIFAR, {"cifar-100-binary.tar.gz": "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec"}, ("train.bin", "test.bin")
+        _CIFAR,
+        {"cifar-100-binary.tar.gz": "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec"},
+        ("train.bin", "test.bin"),
     ),
 }
 

@@ -194,6 +194,8 @@ class Channel:
 
     def close(self, status: str) -> None:
         """End the Flower run."""
+        if self._ended.is_set():
+            return
         self._ended.set()
         with suppress(httpx.HTTPError):  # the server may be gone, and the run with it
             self._client.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=""))

@@ -111,7 +111,11 @@ def _synchronize(here: Home, operator: Any) -> None:
     there = {node.public_key for node in nodes}
     for key, name in keys.items():
         if key not in there:
-            operator.register(name, key)
+            try:
+                operator.register(name, key)
+            except RunFailed:  # the server and `start` may do this at the same time
+                if key not in {node.public_key for node in operator.nodes()}:
+                    raise
 
 
 def _synchronize_now(here: Home) -> None:

@@ -82,11 +82,20 @@ def verify(
             except PluresError as error:
                 return _verdict(folder, [f"it cannot be run again: {error}"], claimed, None, made_by)
             repeated = read_result(Path(place))
-        kept = None
-        if made_by is not None:
-            with open_simulation(folder, scene=scene) as opened:
-                kept = opened.state.digest()
-    return _compare(folder, recorded, repeated, str(again.summary["digest"]), kept, made_by)
+        digest = str(again.summary["digest"])
+        wrong = _wrong_with_checkpoint(folder, scene, digest) if made_by is not None else ""
+    return _compare(folder, recorded, repeated, digest, wrong, made_by)
+
+
+def _wrong_with_checkpoint(folder: Path, scene: Scene, digest: str) -> str:
+    """Why the newest checkpoint does not hold the state with this digest; empty if it does."""
+    try:
+        with open_simulation(folder, scene=scene) as opened:
+            if opened.state.digest() == digest:
+                return ""
+    except PluresError as error:
+        return str(error)
+    return "the state in its newest checkpoint is not that of its last round, or another one"
 
 
 def _version_of(folder: Path) -> str | None:
@@ -125,15 +134,13 @@ def _changes_of_data(folder: Path, scene: Scene) -> list[str]:
     return found
 
 
-def _compare(
-    folder: Path, recorded: Result, repeated: Result, digest: str, kept: str | None, made_by: str | None
-) -> Verdict:
-    """`kept` is the digest of the state in the folder's own checkpoint, if it has one."""
+def _compare(folder: Path, recorded: Result, repeated: Result, digest: str, wrong: str, made_by: str | None) -> Verdict:
+    """`wrong` says what is wrong with the folder's own checkpoint, if anything is."""
     claimed, found = str(recorded.summary.get("digest")), []
     if claimed != digest:
         found.append(f"the digest of the state is {digest[:12]} and not {claimed[:12]}")
-    if kept not in (None, digest):
-        found.append("the state in its newest checkpoint is not that of its last round, or another one")
+    if wrong:
+        found.append(wrong)
     summary = recorded.summary
     if "gains" in summary:  # a comparison counts by them who is harmed
         summary = {name: value for name, value in summary.items() if name != "harmed"}

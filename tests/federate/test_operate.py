@@ -13,7 +13,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'plures
 
 from cryptography import x509
 
-from plures.errors import DataError, UsageError
+from plures.errors import DataError, RunFailed, UsageError
 from plures.federate import audit, credentials, join, operate, server
 from plures.federate.client import Client
 from plures.federate.pace import Pace
@@ -244,3 +244,14 @@ def test_the_key_of_a_removed_client_is_not_taken_again(home, capsys):
     fleet = Fleet()
     operate._synchronize(home, fleet)
     assert list(fleet.there.values()) == ["b"] and "its key has been removed" in capsys.readouterr().out
+
+
+def test_a_client_that_another_process_registers_at_the_same_time_is_no_error(home):
+    class Racing(Fleet):
+        def register(self, name, key):
+            super().register(name, key)
+            raise RunFailed("public key already in use")
+
+    fleet = Racing()
+    operate._synchronize(home, fleet)
+    assert sorted(fleet.there.values()) == ["a", "b"]
