@@ -1,11 +1,12 @@
-"""Seconds a round, and memory, of a federation of real processes on this machine.
+"""Seconds per round, memory and processor time of a federation of real processes on this machine.
 
-    python benchmarks/federation.py [--clients 3,6,12,24] [--rounds 10]
+    python benchmarks/federation.py [--clients 3,6,12,24,50] [--rounds 6] [--against CHECKOUT]
 
-Each number of clients is a federation of its own, with TLS and keys, a tiny model, and FedAvg. Prints for each: median
-seconds of a round, MB of a client (its own process and the one that carries its messages; memory that processes share
-is counted once), and the seconds of CPU that the server takes for each client and round.
-Appends to benchmarks/results/federation.csv. What else runs on the machine is part of the numbers: the load is noted.
+Each number of clients is a federation of its own, with TLS and keys, a tiny model, and FedAvg. For each: the median
+seconds of a round; the memory of a client with its children, as RSS, which counts what processes share in each of
+them, and as PSS, which divides it among them; and the seconds of the processor per client and round, of the server, of
+the clients, and of `start`. With --against, another version of Plures is measured first, and labelled "before". It
+writes benchmarks/results/federation.csv; on two cores with nothing else to do it takes about ten minutes.
 """
 
 import argparse
@@ -23,18 +24,18 @@ import time
 from pathlib import Path
 
 import numpy as np
+import record
 
-import plures
 from plures.data import sources
 
 ROOT = Path(__file__).parent.parent
-RESULTS = ROOT / "benchmarks" / "results" / "federation.csv"
 PLURES = [sys.executable, "-c", "from plures.cli.main import main; main()"]
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
-def children_of(process: int) -> list[int]:
-    found = []
+def family_of(process: int) -> list[int]:
+    """A process and its children."""
+    found = [process]
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             if int(path.read_text().rpartition(")")[2].split()[1]) == process:
@@ -44,18 +45,22 @@ def children_of(process: int) -> list[int]:
     return found
 
 
-def memory_mb(process: int) -> float:
-    """Of a process and its children; what is shared with others is divided among them."""
+def memory_mb(process: int, kind: str) -> float:
+    """Of a process and its children: Rss or Pss."""
     total = 0.0
-    for one in (process, *children_of(process)):
+    for one in family_of(process):
         text = Path(f"/proc/{one}/smaps_rollup").read_text()
-        total += sum(int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:")) / 1000
+        total += sum(int(line.split()[1]) for line in text.splitlines() if line.startswith(f"{kind}:")) / 1000
     return total
 
 
 def cpu_seconds(process: int) -> float:
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
+    """Of a process and its children, so far."""
+    total = 0
+    for one in family_of(process):
+        fields = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
+        total += int(fields[11]) + int(fields[12])
+    return total / TICKS
 
 
 def write_rows(folder: Path, n: int) -> list[str]:
@@ -74,13 +79,19 @@ def wait_for(path: Path, words: str, seconds: float) -> None:
         time.sleep(0.1)
 
 
-def measure(n: int, rounds: int) -> dict[str, float]:
+def rounds_in(folder: Path) -> list[dict[str, str]]:
+    path = folder / "rounds.csv"
+    return list(csv.DictReader(path.read_text().splitlines())) if path.exists() else []
+
+
+def measure(checkout: Path, n: int, rounds: int) -> dict[str, float]:
     folder, processes = Path(tempfile.mkdtemp()), []
+    environment = os.environ | {"PYTHONPATH": str(checkout)}
 
     def start(name: str, *words: object) -> subprocess.Popen:
         with open(folder / f"{name}.out", "wb") as output:
             command = [*PLURES, "federate", *map(str, words)]
-            processes.append(subprocess.Popen(command, cwd=folder, stdout=output, stderr=output))
+            processes.append(subprocess.Popen(command, cwd=folder, stdout=output, stderr=output, env=environment))
         return processes[-1]
 
     try:
@@ -92,29 +103,43 @@ def measure(n: int, rounds: int) -> dict[str, float]:
         if start("init", "init", "federation", *given, "--port", port).wait() != 0:
             raise SystemExit((folder / "init.out").read_text())
         server = start("server", "server")
-        wait_for(folder / "server.out", "listening on", 120)
+        wait_for(folder / "server.out", "listening on", 300)
         clients = [start(name, "client", "--name", name, "--data", f"{name}.npz") for name in names]
         for name in names:
-            wait_for(folder / f"{name}.out", "connected to", 600)
-        (link,) = children_of(server.pid)
-        before = cpu_seconds(link)
-        run = start("run", "start", "fedavg", "--clients", n, "--rounds", rounds, "--out", "run", "--eval-every", 0)
-        while run.poll() is None:
-            memory = statistics.median(memory_mb(client.pid) for client in clients)
-            time.sleep(0.5)
-        if run.returncode != 0:
+            wait_for(folder / f"{name}.out", "connected to", 1800)
+        words = ["--clients", n, "--rounds", rounds + 1, "--out", "run", "--eval-every", 0, "--wait", 600]
+        run = start("run", "start", "fedavg", *words)
+        # The first round sets up: all is counted from its end.
+        while run.poll() is None and not rounds_in(folder / "run"):
+            time.sleep(0.05)
+        begin = [cpu_seconds(server.pid), sum(cpu_seconds(one.pid) for one in clients), cpu_seconds(run.pid)]
+        end, memory = begin, {}
+        while run.poll() is None and len(rounds_in(folder / "run")) <= rounds:
+            end = [cpu_seconds(server.pid), sum(cpu_seconds(one.pid) for one in clients), cpu_seconds(run.pid)]
+            n_done = len(rounds_in(folder / "run")) - 1
+            if not memory and n_done:
+                for kind in ("Rss", "Pss"):
+                    memory[kind] = statistics.median(memory_mb(one.pid, kind) for one in clients)
+            time.sleep(0.2)
+        if run.wait() != 0:
             raise SystemExit((folder / "run.out").read_text())
-        with open(folder / "run" / "rounds.csv") as file:
-            seconds = [float(row["train_seconds"]) for row in csv.DictReader(file)][1:]  # the first one sets up
-        taken = (cpu_seconds(link) - before) / (n * rounds)
-        return {"seconds_a_round": statistics.median(seconds), "mb_a_client": memory, "server_cpu_seconds": taken}
+        seconds = [float(row["train_seconds"]) for row in rounds_in(folder / "run")][1:]
+        cpu = [(after - before) / (n * max(1, n_done)) for before, after in zip(begin, end, strict=True)]
+        return {
+            "seconds_a_round": statistics.median(seconds),
+            "rss_mb_a_client": memory["Rss"],
+            "pss_mb_a_client": memory["Pss"],
+            "server_cpu_s": cpu[0],
+            "client_cpu_s": cpu[1],
+            "start_cpu_s": cpu[2],
+        }
     finally:
         for process in processes:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
         for process in processes:
             try:
-                process.wait(30)
+                process.wait(60)
             except subprocess.TimeoutExpired:
                 process.kill()
         shutil.rmtree(folder, ignore_errors=True)
@@ -122,23 +147,20 @@ def measure(n: int, rounds: int) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clients", default="3,6,12,24")
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--label", default="", help="what is measured, for the file of results")
+    parser.add_argument("--clients", default="3,6,12,24,50")
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--against", type=Path, help="another version of Plures, which is measured first")
     arguments = parser.parse_args()
-    os.environ["PYTHONPATH"] = str(Path(plures.__file__).parent.parent)
-    for n in map(int, re.split(r"[, ]+", arguments.clients)):
-        load = os.getloadavg()[0]
-        found = measure(n, arguments.rounds)
-        row = {"label": arguments.label, "plures": plures.__version__, "clients": n, "rounds": arguments.rounds}
-        row |= {name: f"{value:.3f}" for name, value in found.items()} | {"load_before": f"{load:.1f}"}
-        is_new = not RESULTS.exists()
-        with open(RESULTS, "a", newline="") as file:
-            writer = csv.DictWriter(file, list(row), lineterminator="\n")
-            if is_new:
-                writer.writeheader()
-            writer.writerow(row)
-        print(", ".join(f"{name} {value}" for name, value in row.items()), flush=True)
+    conditions, rows = record.conditions(), []
+    sides = {"before": arguments.against.resolve()} if arguments.against else {}
+    for label, checkout in (sides | {"after": ROOT}).items():
+        for n in map(int, re.split(r"[, ]+", arguments.clients)):
+            found = measure(checkout, n, arguments.rounds)
+            rows.append({"label": label, "clients": n} | {name: f"{value:.3f}" for name, value in found.items()})
+            print(", ".join(f"{name} {value}" for name, value in rows[-1].items()), flush=True)
+            against = " --against CHECKOUT" if arguments.against else ""
+            command = f"federation.py --clients {arguments.clients} --rounds {arguments.rounds}{against}"
+            record.write("federation", command, conditions, rows)  # what is there stays, if it is stopped
 
 
 if __name__ == "__main__":

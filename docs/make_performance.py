@@ -80,6 +80,28 @@ def passes() -> list[str]:
     return said(notes) + table(["without", *cases], body)
 
 
+def federation() -> list[str]:
+    """Federations of growing size: seconds, memory and processor time."""
+    notes, rows = read("federation")
+    heads = {
+        "label": "",
+        "clients": "clients",
+        "seconds_a_round": "seconds per round",
+        "rss_mb_a_client": "MB per client, RSS",
+        "pss_mb_a_client": "MB per client, PSS",
+        "server_cpu_s": "processor seconds, server",
+        "client_cpu_s": "client",
+        "start_cpu_s": "start",
+    }
+    digits = {"label": None, "clients": None, "rss_mb_a_client": 0, "pss_mb_a_client": 0}
+    body = [[_rounded(row[key], digits.get(key, 2)) for key in heads] for row in rows]
+    return said(notes) + table(list(heads.values()), body)
+
+
+def _rounded(text: str, digits: int | None) -> str:
+    return text if digits is None else f"{float(text):.{digits}f}"
+
+
 def pass_of(engine: str) -> str:
     """What is off in an engine: `traced:winograd=off` is without winograd, and `eager` without all passes."""
     return "all of them (eager)" if engine == "eager" else f"`{engine.partition(':')[2].removesuffix('=off')}`"
@@ -106,7 +128,7 @@ def draw() -> None:
     figure.savefig(HERE / "performance.png", dpi=110)
 
 
-PARTS = (speed, written, roofline, kernels, scale, passes)  # of the page
+PARTS = (speed, written, roofline, kernels, scale, passes, federation)  # of the page
 
 
 def main() -> None:

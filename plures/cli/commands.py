@@ -13,7 +13,7 @@ from plures.cli import doctor as doctor_room
 from plures.cli import view
 from plures.cli.listing import about_method
 from plures.cli.options import n_cores, whole_numbers
-from plures.errors import UsageError, unknown
+from plures.errors import RunFailed, UsageError, unknown
 from plures.federate.server import Caps, RoundLimits
 from plures.files import write_text
 from plures.registry import doubting
@@ -22,16 +22,19 @@ from plures.runs.adapt import from_counts, from_rows
 from plures.runs.callbacks import Callback, Say
 from plures.runs.config import Config, config_toml, make_config
 from plures.runs.describing import describe
-from plures.runs.folders import folder_name, new_folder
+from plures.runs.folders import folder_name, new_folder, telling_how_to_resume
 from plures.runs.loggers import makers, with_loggers
 from plures.runs.loop import Result
 from plures.runs.predict import as_file, client_number, format_of
 from plures.runs.scene import make_scene, schema_of
 from plures.runs.simulation import open_simulation
+from plures.runs.verify import run_folders
+from plures.runs.verify import verify as verify_run
 from plures.studies import preset as presets
 from plures.studies import ranks, tables
 from plures.studies import reproduce as reproduction
 from plures.studies.compare import (
+    COMPARISON,
     Comparison,
     Equal,
     Runs,
@@ -84,7 +87,8 @@ def run(
     folder = new_folder(scene.config, out)
     progress = view.ProgressReport(console, scene.config.method, folder / "log.txt", quiet)
     callback = with_loggers(progress, loggers, folder.name)
-    print_result(simulation.start(scene, folder, progress.say, callback), console, as_json)
+    with telling_how_to_resume(folder):
+        print_result(simulation.start(scene, folder, progress.say, callback), console, as_json)
 
 
 def compare(
@@ -118,8 +122,9 @@ def compare(
         print_dry_comparison(comparison, console)
         return
     folder = _comparison_folder(config, out)
-    write_comparison(folder, comparison)
-    play_comparison(comparison, folder, loggers, latex, as_json, quiet)
+    with telling_how_to_resume(folder, COMPARISON):
+        write_comparison(folder, comparison)
+        play_comparison(comparison, folder, loggers, latex, as_json, quiet)
 
 
 def print_dry_comparison(comparison: Comparison, console: Console) -> None:
@@ -218,12 +223,29 @@ def resume(folder: Path, rounds: int | None, workers: int | None, trust: bool, a
     if is_comparison(folder):
         if rounds is not None:
             raise UsageError(f"{folder} holds a comparison; --rounds is for a single run")
-        with doubting(folder, trust):
+        with doubting(folder, trust), telling_how_to_resume(folder, COMPARISON):
             play_comparison(read_comparison(folder, workers or n_cores()), folder, [], False, as_json, quiet)
         return
     progress = view.ProgressReport(console, folder.name, folder / "log.txt" if folder.is_dir() else None, quiet)
-    found = simulation.resume(folder, progress.say, progress, workers or n_cores(), rounds=rounds, trust=trust)
-    print_result(found, console, as_json)
+    with telling_how_to_resume(folder):
+        found = simulation.resume(folder, progress.say, progress, workers or n_cores(), rounds=rounds, trust=trust)
+        print_result(found, console, as_json)
+
+
+def verify(folder: Path, workers: int | None, trust: bool, as_json: bool, quiet: bool) -> int:
+    """Returns the exit code: 0 if all runs are what they claim, 4 if one is not, 2 if one could not be verified."""
+    console = make_console(to_stderr=as_json)
+    found = []
+    for one in run_folders(folder):
+        progress = view.ProgressReport(console, one.name, None, quiet)
+        found.append(verify_run(one, trust, workers or n_cores(), progress.say, progress))
+        if not as_json:
+            tell(console, found[-1].words)
+    if as_json:
+        print(json.dumps({"runs": [verdict.to_json() for verdict in found]}, indent=2))
+    if any(verdict.is_same is False for verdict in found):
+        return RunFailed.exit_code
+    return 0 if all(verdict.is_same for verdict in found) else UsageError.exit_code
 
 
 def reproduce(

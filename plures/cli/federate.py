@@ -1,5 +1,6 @@
 """`plures federate ...`: what each command takes. Torch and Flower are imported when a command is called."""
 
+import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -7,6 +8,7 @@ import typer
 
 from plures.cli.options import ConfigFile, Json, Out, Quiet, Setting, collect, with_run_options
 from plures.errors import UsageError
+from plures.runs import signals
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -24,14 +26,19 @@ Quorum = Annotated[float, typer.Option(help="share of the clients of a round tha
 Resend = Annotated[float, typer.Option(help="seconds without an answer, until a message is sent again")]
 
 
-def _operate() -> "ModuleType":
+def _import(name: str) -> "ModuleType":
+    """A module that needs the extra `deploy`, and torch."""
     try:
-        from plures.federate import operate  # here: it needs the extra `deploy`, and torch
+        with signals.leaving():
+            return importlib.import_module(f"plures.federate.{name}")
     except ImportError as error:
         if (error.name or "").partition(".")[0] not in ("flwr", "cryptography"):
             raise
         raise UsageError("`plures federate` needs Flower; install it with: pip install 'plures[deploy]'") from None
-    return operate
+
+
+def _operate() -> "ModuleType":
+    return _import("operate")
 
 
 @app.command()
@@ -94,9 +101,9 @@ def client(
     data_schema: Annotated[Path | None, typer.Option(help="of a table: a schema, if none is agreed on")] = None,
 ) -> None:
     """Take part in runs with our own rows, which stay here, until Ctrl-C."""
-    operate = _operate()
-    reading = operate.reading_of_client(target, drop, time_column, task, data_schema)
-    operate.run_client(data, name, home, tuple(model or []), tuple(method or []), threads, reading)
+    join = _import("join")
+    reading = join.reading_of_client(target, drop, time_column, task, data_schema)
+    join.run_client(data, name, home, tuple(model or []), tuple(method or []), threads, reading)
 
 
 @app.command()
@@ -136,7 +143,8 @@ def start(
     quiet: Quiet = False,
 ) -> None:
     """One run with the clients that are connected: the options are those of `plures run`."""
-    from plures.cli import commands  # here: it imports torch, and help must come at once
+    with signals.leaving():
+        from plures.cli import commands  # here: it imports torch, and help must come at once
 
     operate = _operate()
     operate.refuse_options_of_simulation(given)

@@ -1,6 +1,7 @@
 """The command line: what each command takes. What it does is imported when it is called, so that help comes at once."""
 
 import re
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +27,7 @@ from plures.cli.options import (
     with_run_options,
 )
 from plures.errors import PluresError
+from plures.runs import signals
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -56,15 +58,17 @@ def _top(
 
 
 def _tuning() -> "ModuleType":
-    from plures.cli import tuning  # here: it imports torch, as below
+    with signals.leaving():
+        from plures.cli import tuning  # here: it imports torch, as below
 
-    return tuning
+        return tuning
 
 
 def _commands() -> "ModuleType":
-    from plures.cli import commands  # here: it imports torch, which takes seconds, and help must come at once
+    with signals.leaving():
+        from plures.cli import commands  # here: it imports torch, which takes seconds, and help must come at once
 
-    return commands
+        return commands
 
 
 @app.command()
@@ -170,6 +174,18 @@ def resume(
         _tuning().resume_tuning(folder, workers, trust, as_json, quiet)
         return
     _commands().resume(folder, rounds, workers, trust, as_json, quiet)
+
+
+@app.command()
+def verify(
+    folder: Annotated[Path, typer.Argument(help="a run folder, or that of a comparison", metavar="RUN")],
+    workers: Workers = None,
+    trust: Trust = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run a run again, from its config, split and data, and tell whether it gives the same digest and numbers."""
+    raise typer.Exit(_commands().verify(folder, workers, trust, as_json, quiet))
 
 
 @app.command()
@@ -318,8 +334,14 @@ app.add_typer(federate.app)
 
 
 def main() -> None:
-    """Run a command; mistakes are told in a sentence, with their exit code."""
-    sys.exit(call(sys.argv[1:]))
+    """Run a command; mistakes and Ctrl-C are told in a sentence, with their exit code."""
+    signals.set_handler(signals.Interrupts())
+    try:
+        code = call(sys.argv[1:])
+    except KeyboardInterrupt:  # in the middle of telling something else
+        code = signals.EXIT_CODE
+    signals.set_handler(signal.SIG_IGN)  # what is left is to end
+    sys.exit(code)
 
 
 def _said_once(message: str) -> str:
@@ -333,8 +355,11 @@ def call(arguments: list[str]) -> int:
     debug = "--debug" in arguments
     command: Callable[..., Any] = typer.main.get_command(app)
     try:
-        command([word for word in arguments if word != "--debug"], standalone_mode=False)
-        return 0
+        # What a command returns is no exit code, but for that of typer.Exit, which is returned here and not raised.
+        code = command([word for word in arguments if word != "--debug"], standalone_mode=False)
+        if code == signals.EXIT_CODE:  # what the parser makes of Ctrl-C
+            raise KeyboardInterrupt
+        return code if isinstance(code, int) else 0
     except typer.Exit as error:
         return error.exit_code
     except PluresError as error:
@@ -342,9 +367,9 @@ def call(arguments: list[str]) -> int:
             raise
         print(f"plures: {error}", file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):
         print("plures: interrupted", file=sys.stderr)
-        return 130
+        return signals.EXIT_CODE
     except Exception as error:
         if hasattr(error, "exit_code") and hasattr(error, "format_message"):  # a usage error of the parser
             print(f"plures: {_said_once(error.format_message())}", file=sys.stderr)

@@ -13,7 +13,7 @@ from plures.errors import UsageError, unknown
 from plures.registry import doubting
 from plures.report.tuning import flops_of, n_failed, seconds_of, unspent, write_tuning_page
 from plures.runs.config import make_config
-from plures.runs.folders import new_folder
+from plures.runs.folders import new_folder, telling_how_to_resume
 from plures.runs.timing import duration
 from plures.studies.claims import Court, Finding, choose, load_claims, row
 from plures.studies.space import COMMON, read_space
@@ -75,8 +75,9 @@ def tune(
         folder = out
     else:
         folder = new_folder(config.model_copy(update={"method": "tune"}), out)
-    write_tuning(folder, wanted)
-    play_tuning(wanted, folder, as_json, quiet)
+    with telling_how_to_resume(folder, "tuning.toml"):
+        write_tuning(folder, wanted)
+        play_tuning(wanted, folder, as_json, quiet)
 
 
 def _range(one: Any) -> str:
@@ -139,7 +140,7 @@ def resume_tuning(folder: Path, workers: int | None, trust: bool, as_json: bool,
     if given_as_object(wanted.config):
         raise UsageError(f"{folder} was given data or a model as an object, from Python: call plures.tune again")
     config = wanted.config.model_copy(update={"workers": workers or n_cores()})
-    with doubting(folder, trust):
+    with doubting(folder, trust), telling_how_to_resume(folder, "tuning.toml"):
         play_tuning(wanted._replace(config=config), folder, as_json, quiet)
 
 

@@ -17,10 +17,13 @@ Say = Callable[[str], None]
 
 
 class Remote(NamedTuple):
-    """Files of a publisher, with their published MD5 sums. These guard against damage, not against attacks."""
+    """Files of a publisher, with their SHA-256 sums, which guard against damage and against attacks.
+
+    Publishers tell MD5 sums alone. The sums here are those that other projects have recorded of the same files.
+    """
 
     base: str
-    files: dict[str, str]  # name -> MD5
+    files: dict[str, str]  # name -> SHA-256
     members: tuple[str, ...] = ()  # files to extract, if it is an archive
 
 
@@ -34,10 +37,10 @@ REMOTES: dict[str, Remote] = {
             zip(
                 _IDX,
                 [
-                    "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-                    "d53e105ee54ea40749a09fcbcd1e9432",
-                    "9fb629c4189551a2d022fa330f9573f3",
-                    "ec29112dd5afa0611ce80d1b7f02629c",
+                    "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+                    "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+                    "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+                    "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
                 ],
                 strict=True,
             )
@@ -49,10 +52,10 @@ REMOTES: dict[str, Remote] = {
             zip(
                 _IDX,
                 [
-                    "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-                    "25c81989df183df01b3e8a0aad5dffbe",
-                    "bef4ecab320f06d8554ea6380940ec79",
-                    "bb300cfdad3c16e7a12a480ee83cd310",
+                    "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+                    "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+                    "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+                    "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
                 ],
                 strict=True,
             )
@@ -60,11 +63,13 @@ REMOTES: dict[str, Remote] = {
     ),
     "cifar10": Remote(
         _CIFAR,
-        {"cifar-10-binary.tar.gz": "c32a1d4ab5d03f1284b67883e8d87530"},
+        {"cifar-10-binary.tar.gz": "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"},
         ("test_batch.bin", *[f"data_batch_{k}.bin" for k in range(1, 6)]),
     ),
     "cifar100": Remote(
-        _CIFAR, {"cifar-100-binary.tar.gz": "03b5dce01913d631647c71ecec9e9cb8"}, ("train.bin", "test.bin")
+        _CIFAR,
+        {"cifar-100-binary.tar.gz": "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec"},
+        ("train.bin", "test.bin"),
     ),
 }
 
@@ -97,11 +102,11 @@ def get(name: str, data_dir: Path | None, say: Say) -> None:
 
 
 def _fetch(name: str, remote: Remote, folder: Path, say: Say) -> None:
-    for file, md5 in remote.files.items():
+    for file, sha256 in remote.files.items():
         say(f"{name}: fetching {remote.base}{file}")
         content = _download(name, remote.base + file, folder)
-        if hashlib.md5(content, usedforsecurity=False).hexdigest() != md5:
-            raise DataError(f"{name}: {remote.base}{file} is not the published file (its MD5 sum differs). Try again.")
+        if hashlib.sha256(content).hexdigest() != sha256:
+            raise DataError(f"{name}: {remote.base}{file} is not the published file (its SHA-256 differs). Try again.")
         if not remote.members:
             write_bytes(folder / file, content)
             continue

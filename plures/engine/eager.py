@@ -59,7 +59,9 @@ def step(losses_of: Callable[..., Tensor], n_params: int) -> Callable[[Sequence[
             leaves = [x.detach().requires_grad_(x.is_floating_point()) for x in tensors[:n_params]]
             losses = losses_of(*leaves, *tensors[n_params:])
             wanted = [x for x in leaves if x.requires_grad]
-            found = iter(torch.autograd.grad(losses, wanted, torch.ones_like(losses), allow_unused=True))
+            # For one loss torch makes the same ones itself; handed in, it would import SymPy to check them: 35 MB.
+            ones = None if losses.numel() == 1 else torch.ones_like(losses)
+            found = iter(torch.autograd.grad(losses, wanted, ones, allow_unused=True))
         return losses.detach(), [next(found) if x.requires_grad else None for x in leaves]
 
     return run

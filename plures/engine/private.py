@@ -49,7 +49,18 @@ can_meet_vmap = None not in (
 )
 
 # Tracing a step into a graph. Without: every step runs eager.
-TorchDispatchMode = _name("torch.utils._python_dispatch.TorchDispatchMode")
+_DispatchMode = _name("torch.utils._python_dispatch.TorchDispatchMode")
+TorchDispatchMode: Any = None
+if _DispatchMode is not None:
+
+    class TorchDispatchMode(_DispatchMode):  # type: ignore[misc, no-redef, valid-type]
+        """Sees every kernel. Nobody compiles in here; else torch would import its compiler: a second and 45 MB."""
+
+        @classmethod
+        def _should_skip_dynamo(cls) -> bool:
+            return False
+
+
 can_trace = can_meet_vmap and TorchDispatchMode is not None
 
 # Kernels that graphs hold. Without one, the pass that looks for it finds nothing.
@@ -85,7 +96,7 @@ flop_registry = _name("torch.utils.flop_counter.flop_registry")
 
 if TorchDispatchMode is not None and flop_registry is not None:
 
-    class KernelCount(TorchDispatchMode):  # type: ignore[misc, valid-type]
+    class KernelCount(TorchDispatchMode):
         """Counts the kernels that are called inside it, and the FLOPs of products and convolutions among them."""
 
         def __init__(self) -> None:

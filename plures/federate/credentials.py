@@ -7,6 +7,7 @@ import json
 import os
 import re
 import secrets
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from plures.errors import UsageError
-from plures.federate.flower import Address
+from plures.federate.address import Address
 from plures.federate.wire import Refused
 from plures.files import read_toml, write_bytes
 
@@ -62,12 +63,23 @@ class Home(NamedTuple):
 
     def public_key(self, name: str) -> bytes:
         """The public key of a client, in the form that Flower needs."""
-        path = self.folder / "clients" / name / "node.key.pub"
-        try:
-            key = serialization.load_ssh_public_key(path.read_bytes())
-            return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-        except (OSError, ValueError, UnsupportedAlgorithm) as error:
-            raise UsageError(f"{path} is not a public key: {error}") from None
+        return _read_public_key(self.folder / "clients" / name / "node.key.pub")
+
+    def removed_keys(self) -> set[bytes]:
+        """The public keys of clients that were removed, which are never taken again."""
+        found = set()
+        for path in (self.folder / "removed").glob("*/node.key.pub"):
+            with suppress(UsageError):
+                found.add(_read_public_key(path))
+        return found
+
+
+def _read_public_key(path: Path) -> bytes:
+    try:
+        key = serialization.load_ssh_public_key(path.read_bytes())
+        return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
+        raise UsageError(f"{path} is not a public key: {error}") from None
 
 
 class Kit(NamedTuple):

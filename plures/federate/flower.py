@@ -1,44 +1,33 @@
-"""The interface to Flower, which carries the messages.
+"""The interface to Flower's SuperLink, which carries the messages.
 
-Server and clients are Flower's own SuperLink and SuperNodes, in their mode `process`: they carry messages, check keys
-and monitor connections, and start no code. Messages are handled by the processes that users start: `plures federate
-client` answers them, and `plures federate start` sends them. So only installed code runs, never code that came with a
-message, and a message needs no new process.
+It runs in its mode `process`: it carries messages, checks keys and monitors connections, and starts no code. Messages
+are handled by the processes that users start: `plures federate client` answers them, and `plures federate start` sends
+them. So only installed code runs, never code that came with a message, and a message needs no new process.
 
 These parts of Flower are not its public interface: `pyproject.toml` sets an upper bound on its version.
 """
 
 import hashlib
-import logging
 import os
-import secrets
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-os.environ.update(
-    {
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    }
-)
+from plures.federate import envelope  # first: it sets Flower's options
 
-import httpx
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+import httpx  # isort: skip
+from flwr.app import Message
 from flwr.cli.build import build_fab_from_disk
-from flwr.clientapp import ClientApp
-from flwr.common.constant import SubStatus
-from flwr.common.serde import context_from_proto, fab_to_proto, run_from_proto
+from flwr.common.constant import SUPERLINK_NODE_ID, SubStatus
+from flwr.common.serde import fab_to_proto
 from flwr.proto.control_pb2 import (
     ListNodesRequest,
     RegisterNodeRequest,
@@ -46,18 +35,25 @@ from flwr.proto.control_pb2 import (
     StopRunRequest,
     UnregisterNodeRequest,
 )
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
+from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import (
     AcquireTaskRequest,
+    GetNodesRequest,
+    PullAppMessagesRequest,
     PullTaskInputRequest,
+    PushAppMessagesRequest,
     PushTaskOutputRequest,
     SendTaskHeartbeatRequest,
 )
-from flwr.serverapp import Grid, ServerApp
 from flwr.supercore.constant import TaskType
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
-from flwr.supercore.heartbeat import HeartbeatSender
-from flwr.supercore.inflatable import inflatable_utils
+from flwr.supercore.inflatable.inflatable_protobuf_utils import (
+    make_pull_object_fn_protobuf,
+    make_push_object_fn_protobuf,
+)
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
 from flwr.supercore.interceptors import (
     RuntimeTokenHttpInterceptor,
     RuntimeVersionHttpInterceptor,
@@ -65,97 +61,18 @@ from flwr.supercore.interceptors import (
 )
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
-from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
-from plures.errors import RunFailed, UsageError
+from plures.errors import RunFailed
 from plures.federate import wire
-from plures.federate.client import Client
-from plures.federate.pace import Pace
-from plures.runs.callbacks import Say
+from plures.federate.address import Address
+from plures.federate.envelope import Incoming, Outgoing, outgoing, to_records
 
-logging.getLogger("flwr").setLevel(logging.ERROR)
-for _pull in (inflatable_utils.pull_objects, inflatable_utils.pull_and_inflate_object_from_tree):
-    assert _pull.__kwdefaults__ is not None
-    _pull.__kwdefaults__["initial_backoff"] = 0.1  # seconds (not 1) until a missing piece is requested again
-
-
-class _Allowance:
-    """How many bytes an answer may have. What has more is not read to its end, so that it cannot fill the memory."""
-
-    most = 1 << 33
-    lock = threading.Lock()
-
-    def pull(self, object_ids: list[str], pull_object_fn: Callable[[str], bytes]) -> dict[str, bytes]:
-        """As Flower's `pull_objects`, for the pieces of one answer."""
-        left = self.most + self.most // 100 + SMALL  # Flower adds some bytes to each piece
-
-        def pull_piece(object_id: str) -> bytes:
-            nonlocal left
-            content = pull_object_fn(object_id)
-            with self.lock:
-                left -= len(content)
-                if left < 0:
-                    raise inflatable_utils.ObjectPullError(object_id, TOO_LARGE)
-            return content
-
-        return inflatable_utils.pull_objects(object_ids, pull_piece)
-
-
-allowance = _Allowance()
-TOO_LARGE = "the answer has more bytes than were expected"
-LEAST_DELAY, MOST_DELAY = 0.1, 0.5  # seconds between requests for a message; see `pace`
-SMALL = 1 << 20  # largest size in bytes of a message that is not cut into pieces
 Names = dict[int, str]  # number of a node -> name of the client
-RECONNECT_SECONDS = 20.0  # that a run waits for a server that is not there
-NONCE = 16  # random bytes before each message, so that no two are equal
-SENT = "message"  # name of our record among Flower's records
-
-
-class Address(NamedTuple):
-    """The address of a server, and the certificate to verify it with."""
-
-    host: str
-    port: int
-    ca: Path | None  # certificate of the authority; None for plain HTTP
-
-    def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
-
-    @property
-    def certificate(self) -> bytes | None:
-        """The certificate of the authority; None for plain HTTP."""
-        return self.ca.read_bytes() if self.ca is not None else None
-
-    def is_listening(self) -> bool:
-        """Whether a process listens at this address."""
-        try:
-            with socket.create_connection((self.host, self.port), timeout=2):
-                return True
-        except OSError:
-            return False
-
-
-# Messages as Flower's records: bytes that Flower does not interpret
-
-
-def to_records(content: bytes) -> RecordDict:
-    """A message as Flower's records."""
-    # Flower stores equal pieces once, and deletes them when one of the runs that had them ends; repeated answers are
-    # equal.
-    unique = secrets.token_bytes(NONCE) + content
-    if len(unique) <= SMALL:  # carried in three pieces; an array needs at least five
-        return RecordDict({SENT: ConfigRecord({SENT: unique})})
-    array = Array(dtype="uint8", shape=(len(unique),), stype="safetensors", data=unique)
-    return RecordDict({SENT: ArrayRecord({SENT: array})})
-
-
-def from_records(records: RecordDict) -> bytes:
-    """The message in Flower's records; empty if they hold none of ours."""
-    try:
-        found = records[SENT][SENT]
-        return bytes(found if isinstance(found, bytes) else found.data)[NONCE:]
-    except (KeyError, AttributeError, TypeError):
-        return b""  # the reader will refuse it
+RECONNECT_SECONDS = 120.0  # that a run waits for a server that is not there
+RETRY_SECONDS = 0.5
+BEAT_SECONDS = 15.0  # between signs of life of a run
+BATCH_BYTES = 8 << 20  # of small messages that are sent at once
+LIFETIME = 3600.0  # seconds until a message that nobody fetched is forgotten; runs set it by their deadline
 
 
 # Operator of the server
@@ -251,41 +168,100 @@ def _reason(error: httpx.HTTPStatusError) -> str:
 Seal = Callable[[str, bytes], bytes]  # (name of the client, message) -> message with a signature, or without it
 
 
-def server_app(
-    address: Address,
-    main: Callable[["FlowerLink"], None],
-    names: Callable[[Grid], Names],
-    seal: Seal,
-    is_removed: Callable[[str], bool],
-) -> ServerApp:
-    """The ServerApp for all methods: it calls `main` with a link to the clients."""
-    app = ServerApp()
+def message_to(node: int, content: bytes, lifetime: float) -> Outgoing:
+    """A message to a node, which is forgotten after some seconds if nobody fetches it."""
+    return outgoing(Message(to_records(content), node, "query", ttl=lifetime))
 
-    @app.main()
-    def _main(grid: Grid, context: Context) -> None:
-        main(FlowerLink(address, grid, names, seal, is_removed))
 
-    return app
+class Channel:
+    """A Flower run, within which this process sends messages to nodes and gets their answers."""
+
+    def __init__(self, address: Address, secret: bytes, operator: Operator) -> None:
+        self.number = operator.start_run()
+        token = _acquire_token(address, secret)
+        self._client = _runtime(address, [RuntimeTokenHttpInterceptor(token)])
+        found = self._client.PullTaskInput(PullTaskInputRequest())
+        self._node, self._run = Node(node_id=SUPERLINK_NODE_ID), found.run.run_id
+        TaskIdentity.task_id, TaskIdentity.run_id = found.task_id, found.run.run_id
+        TaskIdentity.node_id = found.context.node_id
+        self._ended = threading.Event()
+        threading.Thread(target=self._beat, daemon=True).start()
+
+    def _beat(self) -> None:
+        while not self._ended.wait(BEAT_SECONDS):
+            with suppress(httpx.HTTPError, RuntimeError):
+                self._client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+
+    def close(self, status: str) -> None:
+        """End the Flower run."""
+        if self._ended.is_set():
+            return
+        self._ended.set()
+        with suppress(httpx.HTTPError):  # the server may be gone, and the run with it
+            self._client.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=""))
+        self._client.close()
+
+    def nodes(self) -> list[Any]:
+        """The nodes that are connected."""
+        return list(self._client.GetNodes(GetNodesRequest()).nodes)
+
+    def push(self, messages: list[Outgoing]) -> list[str]:
+        """Send messages at once. Returns the numbers of those whose node is unknown."""
+        asked = PushAppMessagesRequest(
+            messages_list=[one.proto for one in messages], message_object_trees=[one.tree for one in messages]
+        )
+        found = self._client.PushMessages(asked)
+        push = make_push_object_fn_protobuf(self._client.PushObject, self._node, self._run, found.session_id)
+        for one in messages:
+            one.push(set(found.objects_to_push) & one.pieces.keys(), push)
+        return [one.number for one, number in zip(messages, found.message_ids, strict=True) if not number]
+
+    def pull(self, numbers: list[str], most: int) -> list[Incoming]:
+        """The answers to these messages that have been announced since they were last asked for."""
+        found = self._client.PullMessages(PullAppMessagesRequest(message_ids=numbers))
+        pairs = zip(found.messages_list, found.message_object_trees, strict=True)
+        return [Incoming(proto, tree, most) for proto, tree in pairs]
+
+    def fetch(self, answer: Incoming) -> bool:
+        """Fetch the pieces of an answer; whether all are there."""
+        if answer.is_whole:
+            return True
+        if not answer.pull(make_pull_object_fn_protobuf(self._client.PullObject, self._node, self._run)):
+            return False
+        received = ConfirmMessageReceivedRequest(node=self._node, run_id=self._run, message_object_id=answer.number)
+        self._client.ConfirmMessageReceived(received)
+        return True
 
 
 class FlowerLink:
-    """A link to the clients over Flower's grid, as `server.Link` describes."""
+    """A link to the clients, as `server.Link` describes.
+
+    Small messages are sent together, when answers are asked for next. If the server was started again, it has forgotten
+    our messages: they count as lost, and are sent again within a new Flower run.
+    """
+
+    lifetime = LIFETIME
 
     def __init__(
         self,
         address: Address,
-        grid: Grid,
-        names: Callable[[Grid], Names],
+        make_channel: Callable[[], Channel],
+        names: Callable[[Channel], Names],
         seal: Seal,
         is_removed: Callable[[str], bool],
     ) -> None:
-        self._address, self._grid, self._names, self._seal = address, grid, names, seal
+        self._address, self._make_channel, self._names, self._seal = address, make_channel, names, seal
         self._is_removed = is_removed
         self._nodes: dict[str, int] = {}
+        self._outbox: dict[str, Outgoing] = {}
+        self._lost: set[str] = set()
+        self._open: set[str] = set()  # numbers of messages that were sent
+        self._incoming: list[Incoming] = []  # answers of which pieces are missing
+        with explain_errors(address):
+            self.channel = make_channel()
 
     def clients(self) -> list[str]:
-        with explain_errors(self._address):
-            connected = _patiently(lambda: self._names(self._grid))
+        connected = self._ask(lambda: self._names(self.channel), Names())
         self._nodes |= {name: node for node, name in connected.items()}
         return sorted(connected.values())
 
@@ -294,24 +270,76 @@ class FlowerLink:
             return ""
         if client not in self._nodes:
             self.clients()
-        lost = f"{client} is not connected"  # in place of a number: it counts as lost and is sent again
         if client not in self._nodes:
+            lost = f"{client} is not connected"  # in place of a number: it is sent again later
+            self._lost.add(lost)
             return lost
         node, sealed = self._nodes[client], self._seal(client, message)
-        with explain_errors(self._address):
-            number = _patiently(lambda: push(self._grid, node, sealed))
-        if not number:
-            del self._nodes[client]  # it may come back under another number
-        return number or lost
+        made = message_to(node, sealed, self.lifetime)
+        if made.pieces or sum(one.n_bytes for one in self._outbox.values()) + made.n_bytes > BATCH_BYTES:
+            self._flush()
+        self._outbox[made.number] = made
+        if made.pieces:
+            self._flush()
+        return made.number
 
     def pull(self, numbers: list[str], most: int) -> list[tuple[str, bytes | None]]:
-        lost = [number for number in numbers if " " in number]
-        allowance.most = most
+        self._flush()
+        asked = [number for number in numbers if number in self._open]
+        if asked:
+            self._incoming += self._ask(lambda: self.channel.pull(asked, most), [])
+        found: list[tuple[str, bytes | None]] = []
+        for answer in list(self._incoming):
+            try:
+                if not self._ask(partial(self.channel.fetch, answer), False):
+                    continue
+                content = answer.content()
+            except envelope.TooLarge:
+                content = wire.TOO_LARGE
+            except ObjectPullError:
+                content = None  # its sender died while it sent it
+            self._incoming.remove(answer)
+            found.append((answer.message.metadata.reply_to_message_id, content))
+        lost = [number for number in numbers if number in self._lost]
+        found += [(number, None) for number in lost]
+        self._lost -= set(lost)
+        self._open -= {number for number, _ in found}
+        return found
+
+    def _flush(self) -> None:
+        """Send what is in the outbox."""
+        if not self._outbox:
+            return
+        sent = list(self._outbox.values())
+        unknown = set(self._ask(lambda: self.channel.push(sent), list[str]()))
+        self._open |= self._outbox.keys() - unknown - self._lost
+        self._lost |= unknown
+        if unknown:
+            self._nodes.clear()  # they may come back under other numbers
+        self._outbox.clear()
+
+    def _ask(self, ask: Callable[[], "Found"], otherwise: "Found") -> "Found":
+        """Ask the server. If it was started again, begin a new Flower run in it, and return `otherwise`."""
         with explain_errors(self._address):
-            found = _patiently(lambda: pull(self._grid, [number for number in numbers if number not in lost]))
-        return found + [(number, None) for number in lost]
+            try:
+                return _patiently(ask)
+            except httpx.HTTPStatusError as error:
+                if error.response.status_code not in FORGOTTEN:
+                    raise
+            self._lost |= self._open | self._outbox.keys()
+            self._open.clear()
+            self._nodes.clear()
+            self._incoming.clear()
+            self.channel.close(SubStatus.FAILED)
+            self.channel = _patiently(self._make_channel)
+            return otherwise
+
+    def close(self, is_done: bool) -> None:
+        """End the Flower run."""
+        self.channel.close(SubStatus.COMPLETED if is_done else SubStatus.FAILED)
 
 
+FORGOTTEN = (401, 403, 404)  # what a server says to a token that it does not know
 Found = TypeVar("Found")
 
 
@@ -324,131 +352,8 @@ def _patiently(ask: Callable[[], Found]) -> Found:
         except httpx.TransportError:
             if time.monotonic() > until:
                 raise
-            time.sleep(MOST_DELAY)
+            time.sleep(RETRY_SECONDS)
 
-
-def push(grid: Grid, node: int, message: bytes) -> str:
-    """Send a message to a node. Returns its number; empty if the node is unknown."""
-    sent = list(grid.push_messages([Message(to_records(message), node, "query")]))
-    if not sent:
-        raise RunFailed("the server did not accept a message; is it too large?")
-    return sent[0] or ""
-
-
-def pull(grid: Grid, numbers: list[str]) -> list[tuple[str, bytes | None]]:
-    """(number, answer) for each answer that has arrived; the answer is None if the message was lost."""
-    found = []
-    for message in grid.pull_messages(numbers) if numbers else []:
-        content = from_records(message.content) if message.has_content() else None
-        if message.has_error() and TOO_LARGE in message.error.reason:
-            content = wire.TOO_LARGE
-        found.append((message.metadata.reply_to_message_id, content))
-    return found
-
-
-def run_server_app(address: Address, secret: bytes, app: ServerApp) -> None:
-    """Acquire a Flower run and run the app within it, in this process."""
-    runtime = _runtime(address, [SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=_PROTECTED)])
-    began, token = time.monotonic(), None
-    while token is None:
-        with explain_errors(address):
-            token = _acquire_token(runtime, TaskType.SERVER_APP)
-        if time.monotonic() - began > 30:
-            raise RunFailed(
-                "the server gave us no Flower run to send messages in; does another program acquire its runs?"
-            )
-        time.sleep(LEAST_DELAY)
-    runtime.close()
-    from flwr.superlink.grid import HttpGrid, http_grid  # here: 33 MB that clients do not need
-
-    http_grid.pull_objects = allowance.pull
-    grid = HttpGrid(str(address), address.ca is None, address.certificate, token=token)
-    # Flower would retry for ever if the server is gone, and would end this process by a signal if the run is unknown.
-    grid._retry_invoker = None
-    client, status = grid._runtime_client, SubStatus.FAILED
-    with explain_errors(address):
-        heartbeat = _heartbeat(client)
-        try:
-            found = client.PullTaskInput(PullTaskInputRequest())
-            TaskIdentity.task_id, TaskIdentity.run_id = found.task_id, found.run.run_id
-            TaskIdentity.node_id = found.context.node_id
-            grid.set_run(run_from_proto(found.run))
-            app(grid=grid, context=context_from_proto(found.context))
-            status = SubStatus.COMPLETED
-        finally:
-            heartbeat.stop()
-            try:
-                client.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=""))
-            except httpx.HTTPError:
-                pass  # the server is gone, and the run with it
-            grid.close()
-
-
-# Messages of a client
-
-
-def client_app(client: Client, unseal: Callable[[bytes], bytes]) -> ClientApp:
-    """The ClientApp for all methods: it answers every message that `unseal` does not refuse."""
-    app = ClientApp()
-
-    @app.query()
-    def _query(message: Message, context: Context) -> Message:
-        return Message(to_records(client.answer(from_records(message.content), unseal)), reply_to=message)
-
-    return app
-
-
-def run_client_app(runtime_port: int, secret: bytes, app: ClientApp, is_alive: Callable[[], bool]) -> None:
-    """Answer the messages that a SuperNode on this machine receives, one at a time."""
-    address = Address("127.0.0.1", runtime_port, None)
-    runtime = _runtime(address, [SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=_PROTECTED)])
-    arrived: SimpleQueue[_Task] = SimpleQueue()
-    pace = Pace()
-    while is_alive():
-        try:
-            if (token := _acquire_token(runtime, TaskType.CLIENT_APP)) is not None:
-                # The rest of a message may take long, or never arrive if its sender died: others can overtake it.
-                threading.Thread(target=_fetch, args=(address, token, arrived), daemon=True).start()
-            task = arrived.get(timeout=pace.delay(LEAST_DELAY, MOST_DELAY))
-            pace.note_message()
-            task.answer(app)
-        except Empty:
-            continue
-        except httpx.HTTPError:
-            time.sleep(MOST_DELAY)  # the SuperNode is ending, or has dropped the message
-    runtime.close()
-
-
-class _Task(NamedTuple):
-    """A message that has arrived."""
-
-    client: RuntimeHttpClient
-    heartbeat: HeartbeatSender
-    message: Message
-    context: Context
-
-    def answer(self, app: ClientApp) -> None:
-        try:
-            push_message(self.client, app(message=self.message, context=self.context), self.context)
-            push_task_output(self.client, self.context, SubStatus.COMPLETED, "")
-        finally:
-            self.heartbeat.stop()
-            self.client.close()
-
-
-def _fetch(address: Address, token: str, arrived: "SimpleQueue[_Task]") -> None:
-    client = _runtime(address, [RuntimeTokenHttpInterceptor(token)])
-    heartbeat = _heartbeat(client)
-    try:
-        message, context, _, _ = pull_task_input(client)
-    except Exception:  # Flower could not deliver it
-        heartbeat.stop()
-        client.close()
-    else:
-        arrived.put(_Task(client, heartbeat, message, context))
-
-
-# Both sides
 
 _PROTECTED = frozenset({"/flwr.proto.Runtime/AcquireTask"})
 
@@ -460,34 +365,30 @@ def _runtime(address: Address, interceptors: list[Any]) -> RuntimeHttpClient:
     )
 
 
-def _acquire_token(runtime: RuntimeHttpClient, kind: str) -> str | None:
-    """The token of a waiting task; None if there is none."""
-    found = runtime.AcquireTask(AcquireTaskRequest(supported_task_types=[kind]))
-    return str(found.token) if found.HasField("task") and found.token else None
-
-
-def _heartbeat(client: RuntimeHttpClient) -> HeartbeatSender:
-    def beat() -> bool:
-        try:
-            client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
-        except httpx.HTTPError:
-            return False
-        return True
-
-    sender = HeartbeatSender(beat)
-    sender.start()
-    return sender
+def _acquire_token(address: Address, secret: bytes) -> str:
+    """The token of the Flower run that was just started."""
+    runtime = _runtime(address, [SuperExecAuthHttpInterceptor(master_secret=secret, protected_methods=_PROTECTED)])
+    until = time.monotonic() + 30
+    try:
+        while time.monotonic() < until:
+            found = runtime.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP]))
+            if found.HasField("task") and found.token:
+                return str(found.token)
+            time.sleep(0.1)
+    finally:
+        runtime.close()
+    raise RunFailed("the server gave us no Flower run to send messages in; does another program acquire its runs?")
 
 
 # Processes
 
 
 @contextmanager
-def child_process(program: str, arguments: list[str], home: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a program of Flower that ends when this process does, even by SIGKILL: `watchdog.py` watches a pipe to it."""
+def superlink(arguments: list[str], home: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run Flower's SuperLink. It ends when this process does, even by SIGKILL: `watchdog.py` watches a pipe to it."""
     home.mkdir(parents=True, exist_ok=True)
     environment = os.environ | {"FLWR_HOME": str(home.resolve())}
-    command = [sys.executable, str(Path(__file__).with_name("watchdog.py")), program, *arguments]
+    command = [sys.executable, str(Path(__file__).with_name("watchdog.py")), *arguments]
     with open(log, "ab") as output:
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=output, stderr=output, env=environment, start_new_session=True
@@ -503,32 +404,3 @@ def child_process(program: str, arguments: list[str], home: Path, log: Path) -> 
             process.wait()
         assert process.stdin is not None
         process.stdin.close()
-
-
-def free_port() -> int:
-    """A port of 127.0.0.1 that no process uses."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def node_command(server: Address, key: Path | None, runtime_port: int, secret_file: Path) -> list[str]:
-    """The arguments of a SuperNode."""
-    arguments = ["--superlink", str(server), "--isolation", "process", "--host", "127.0.0.1"]
-    arguments += ["--port", str(runtime_port), "--superexec-auth-secret-file", str(secret_file)]
-    if server.ca is None:
-        return [*arguments, "--insecure"]
-    if key is None:
-        raise UsageError("a node needs its key, unless the server uses plain HTTP")
-    return [*arguments, "--root-certificates", str(server.ca), "--auth-supernode-private-key", str(key)]
-
-
-def say_and_log(log: Path, also: Say) -> Say:
-    """A function that passes each line to `also` and appends it to a log."""
-
-    def say(line: str) -> None:
-        with open(log, "a", encoding="utf-8") as file:
-            file.write(line + "\n")
-        also(line)
-
-    return say

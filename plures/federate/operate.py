@@ -3,62 +3,30 @@
 This module needs Flower, from the extra `deploy`, and is imported by those commands alone.
 """
 
-import email.utils
 import json
 import os
 import re
-import secrets
 import signal
-import socket
-import ssl
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-from flwr.serverapp import Grid
-
 from plures._version import __version__
-from plures.data.reading import Reading
 from plures.errors import RunFailed, UsageError
 from plures.federate import audit, backup, credentials, flower, server, wire
-from plures.federate.client import Client
 from plures.federate.credentials import Home
-from plures.federate.flower import Address, FlowerLink
-from plures.federate.policy import FILE, read_policy
+from plures.federate.flower import Channel, FlowerLink
+from plures.federate.join import say, stop_on_signals
 from plures.federate.server import Caps, FederatedClients, RoundLimits
 from plures.files import lock, lock_holder, note_after_crash, read_toml, write_text
 from plures.runs.callbacks import Callback, Say
-from plures.runs.config import Config, make_config
+from plures.runs.config import Config
 from plures.runs.folders import new_folder
 from plures.runs.loop import Result
-from plures.runs.scene import reading_of
 
-FORGET_SECONDS = 120.0  # until the server has noticed that a client is gone
+LATE_SECONDS = 30.0  # after the deadline of a round, until its messages are forgotten
 STOP_SERVER_SECONDS, STOP_RUN_SECONDS = 30.0, 3600.0  # longest time to stop; a run completes its round first
-
-
-def say(line: str) -> None:
-    """Print a line and flush, so that it reaches a pipe at once."""
-    print(line, flush=True)
-
-
-@contextmanager
-def stop_on_signals() -> Iterator[None]:
-    """Let SIGTERM end this process as Ctrl-C does: in order, together with its children."""
-
-    def interrupt(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt
-
-    old = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    except KeyboardInterrupt:
-        say("stopped")
-    finally:
-        signal.signal(signal.SIGTERM, old)
 
 
 # Certificates and keys
@@ -83,8 +51,9 @@ def run_server(home: Path) -> None:
     place.mkdir(exist_ok=True)
     if here.address.is_listening():
         raise UsageError(f"port {here.port} of 127.0.0.1 is taken; stop what listens there, or choose another --port")
-    command = ["--host", "127.0.0.1", "--port", str(here.port), "--database", str(place / "state.db")]
-    command += ["--isolation", "process", "--superexec-auth-secret-file", str(home / "secret")]
+    # Flower's own state is in memory: keys are in our folder, runs have their checkpoints, and messages are sent again.
+    command = ["--host", "127.0.0.1", "--port", str(here.port), "--isolation", "process"]
+    command += ["--superexec-auth-secret-file", str(home / "secret")]
     if here.insecure:
         command += ["--insecure"]
     else:
@@ -95,7 +64,7 @@ def run_server(home: Path) -> None:
     with (
         stop_on_signals(),
         lock(place / "pid", "the server"),
-        flower.child_process("flower-superlink", command, place / "flwr", log) as process,
+        flower.superlink(command, place / "flwr", log) as process,
     ):
         wait_until(lambda: here.address.is_listening() or process.poll() is not None, 60)
         _watch_server(here, process)
@@ -125,9 +94,13 @@ def _synchronize(here: Home, operator: Any) -> None:
     if here.insecure:
         return
     keys: dict[bytes, str] = {}
+    removed = here.removed_keys()
     for name in here.clients():
         try:
-            keys[here.public_key(name)] = name
+            key = here.public_key(name)
+            if key in removed:
+                raise UsageError("its key has been removed; make a new one with `plures federate rotate`")
+            keys[key] = name
         except UsageError as error:
             say(f"{name} cannot take part: {error}")
     nodes = operator.nodes()
@@ -138,7 +111,11 @@ def _synchronize(here: Home, operator: Any) -> None:
     there = {node.public_key for node in nodes}
     for key, name in keys.items():
         if key not in there:
-            operator.register(name, key)
+            try:
+                operator.register(name, key)
+            except RunFailed:  # the server and `start` may do this at the same time
+                if key not in {node.public_key for node in operator.nodes()}:
+                    raise
 
 
 def _synchronize_now(here: Home) -> None:
@@ -187,140 +164,6 @@ def _last_error(log: Path) -> str:
     text = re.sub(r"\x1b\[[0-9;]*m", "", log.read_text(encoding="utf-8", errors="replace"))
     error = text.rpartition("ERROR")[2].partition("For more information")[0] if "ERROR" in text else text[-300:]
     return f"{' '.join(error.split()).lstrip(': ')[:400]} (more in {log})"
-
-
-# A client
-
-
-def reading_of_client(
-    target: str | None, drop: str | None, time_column: str | None, task: str | None, schema: Path | None
-) -> Reading:
-    """How a client reads its table."""
-    given = {"target": target, "drop": drop, "time_column": time_column, "task": task}
-    given |= {"data_schema": None if schema is None else str(schema)}
-    return reading_of(make_config({key: value for key, value in given.items() if value is not None}))
-
-
-def run_client(
-    data: Path,
-    name: str,
-    home: Path,
-    models: tuple[str, ...],
-    methods: tuple[str, ...],
-    threads: int,
-    reading: Reading = Reading(),  # noqa: B008
-) -> None:
-    """Run a client, which takes part in runs with its own rows, until Ctrl-C."""
-    kit = credentials.open_kit(home, name)
-    torch.set_num_threads(threads)
-    place = kit.folder / "private"
-    place.mkdir(exist_ok=True)
-    os.chmod(place, 0o700)
-    tell = flower.say_and_log(place / "log.txt", say)
-    policy = read_policy(kit.folder)
-    client = Client(name, data, place, tell, models, methods, policy, reading)
-    tell(f"{name}: {len(client.data.y)} rows in {data}; they and our own state stay here, in {place}")
-    tell(f"rules of {kit.folder / FILE}: {policy.changes() or 'the defaults'}")
-    _check_server(kit.server, tell)
-    secret_file, log = place / "secret", place / "supernode.log"
-    secret_file.touch(0o600)
-    secret_file.write_bytes(secrets.token_bytes(32))
-    keys = credentials.operator_keys(kit.folder, policy.operators)
-    if not keys:
-        tell("requests are not signed: whoever the server lets in may ask (operators in policy.toml)")
-    app = flower.client_app(client, lambda sealed: credentials.unseal(keys, name, sealed))
-    connected, until = place / "connected", time.monotonic() + FORGET_SECONDS
-    with stop_on_signals(), lock(place / "pid", name):
-        while True:
-            port = flower.free_port()
-            log.write_bytes(b"")
-            command = flower.node_command(kit.server, kit.key, port, secret_file)
-            was_connected = False
-            with flower.child_process("flower-supernode", command, place / "flwr", log) as process:
-                wait_until(lambda: process.poll() is not None or b"SuperNode ID" in log.read_bytes(), 3600)
-                if process.poll() is None:
-                    was_connected = True
-                    connected.touch()
-                    tell(f"connected to {kit.server}; waiting for runs (Ctrl-C ends)")
-                flower.run_client_app(port, secret_file.read_bytes(), app, lambda: process.poll() is None)
-            why = _last_error(log)
-            if was_connected and "[code: 2004]" not in why:
-                tell(f"the connection ended ({_ending(process.returncode)}); connecting again")
-                until = time.monotonic() + FORGET_SECONDS
-                time.sleep(1)
-                continue
-            if "[code: 2004]" in why:
-                # Flower has one code for an unknown key and for a key that is still connected, as after a crash.
-                why = f"it does not know our key {kit.key}, or another client is connected with it"
-                if connected.exists() and time.monotonic() < until:
-                    tell("the server thinks that we are still connected, as after a crash; trying again in 5 s")
-                    time.sleep(5)
-                    continue
-            raise RunFailed(f"the server at {kit.server} did not take us: {why}")
-
-
-def _ending(code: int | None) -> str:
-    """How a process ended, in words."""
-    return f"its process was killed by signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-
-
-def _check_server(address: Address, tell: Say) -> None:
-    """Report a missing or a wrong server at once: Flower would only retry again and again."""
-    if not address.is_listening():
-        tell(f"no server at {address} yet; trying until there is one")
-        return
-    if address.ca is None:
-        if not _speaks_plain_http(address):
-            raise UsageError(
-                f"the server at {address} wants TLS and refuses plain HTTP; use a folder with certificates"
-            )
-        return
-    context = ssl.create_default_context(cafile=str(address.ca))
-    try:
-        with socket.create_connection((address.host, address.port), timeout=5) as plain:
-            with context.wrap_socket(plain, server_hostname=address.host) as link:
-                link.sendall(f"HEAD / HTTP/1.0\r\nHost: {address.host}\r\n\r\n".encode())
-                head = link.recv(4096).decode("latin-1")
-    except ssl.SSLCertVerificationError as error:
-        raise UsageError(
-            f"the server at {address} is not the one that {address.ca} vouches for: {error.verify_message}. "
-            "Ask its operator for the right ca.crt"
-        ) from None
-    except OSError as error:
-        raise UsageError(
-            f"the server at {address} does not speak TLS ({error}); is it one without certificates?"
-        ) from None
-    _check_clock(head, time.time())
-
-
-AHEAD_SECONDS, BEHIND_SECONDS = 5.0, 300.0  # how far Flower lets a client's clock be from the server's
-
-
-def _check_clock(head: str, now: float) -> None:
-    """Refuse a clock with which Flower would take every message of ours for a replayed one."""
-    found = re.search(r"(?im)^date: *(.+?) *\r?$", head)
-    if not found:
-        return
-    try:
-        skew = now - email.utils.parsedate_to_datetime(found[1]).timestamp()
-    except ValueError:
-        return
-    # The header has whole seconds, and was written up to a second ago.
-    if skew - 2 > AHEAD_SECONDS or skew < -BEHIND_SECONDS:
-        way = "ahead of" if skew > 0 else "behind"
-        raise UsageError(
-            f"our clock is {abs(skew):.0f} seconds {way} the server's; up to {AHEAD_SECONDS:.0f} ahead and "
-            f"{BEHIND_SECONDS:.0f} behind are allowed. Set it by the network, e.g. with `timedatectl set-ntp true`"
-        )
-
-
-def _speaks_plain_http(address: Address) -> bool:
-    try:
-        with socket.create_connection((address.host, address.port), timeout=5) as plain:
-            plain.sendall(b"GET / HTTP/1.0\r\n\r\n")
-            return plain.recv(5) == b"HTTP/"
-    except OSError:
-        return False
 
 
 # Runs
@@ -373,7 +216,7 @@ def start(
                 tell(line)
             found.append(server.play(clients, callback))
 
-    _run_with_link(home, main, note_after_crash(resume / "pid") if resume is not None else "")
+    _run_with_link(home, main, limits.deadline, note_after_crash(resume / "pid") if resume is not None else "")
     return found[0]
 
 
@@ -385,7 +228,7 @@ def make_schema(home: Path, out: Path | None, seed: int, test_share: float, wait
         names = _wait_for_clients(link, credentials.open_home(home).clients(), None, wait, say)
         found.append(server.collect_schema(link, names, seed, test_share, RoundLimits(deadline=deadline), say))
 
-    _run_with_link(home, main)
+    _run_with_link(home, main, deadline)
     path = out or home / "schema.toml"
     write_text(path, found[0])
     say(f"the schema is in {path}")
@@ -396,47 +239,58 @@ def _note_in(home: Path) -> server.Note:
     return lambda client, asked, answered: audit.write(home / "server" / audit.FILE, client, asked, answered)
 
 
-def _run_with_link(home: Path, main: Callable[[FlowerLink, int], None], killed_run: str = "") -> None:
+def _run_with_link(home: Path, main: Callable[[FlowerLink, int], None], deadline: float, killed_run: str = "") -> None:
     """Call `main` with a link to the clients and the number of a new Flower run. A killed Flower run is ended first."""
     here = credentials.open_home(home)
     os.environ["FLWR_HOME"] = str((home / "server" / "flwr").resolve())
     operator = flower.Operator(here.address)
-    try:
+    key, is_done = here.operator_key, False
+
+    def make_channel() -> Channel:
         _synchronize(here, operator)
+        return Channel(here.address, here.secret, operator)
+
+    try:
         if killed_run.isdigit():
             operator.stop_run(int(killed_run))
-        number = operator.start_run()
-        names = _ask_names if here.insecure else _registered_names
-        key = here.operator_key
-        app = flower.server_app(
+        link = FlowerLink(
             here.address,
-            lambda link: main(link, number),
-            names,
+            make_channel,
+            _ask_names if here.insecure else _registered_names,
             lambda client, message: credentials.seal(key, client, message),
             lambda client: not here.insecure and client not in here.clients(),
         )
-        flower.run_server_app(here.address, here.secret, app)
+        link.lifetime = deadline + LATE_SECONDS
+        try:
+            main(link, link.channel.number)
+            is_done = True
+        finally:
+            link.close(is_done)
     finally:
         operator.close()
 
 
-def _registered_names(grid: Grid) -> dict[int, str]:
+def _registered_names(channel: Channel) -> dict[int, str]:
     """The names of the connected nodes, by the keys that they have shown."""
-    return {node.node_id: node.name for node in grid.get_nodes()}
+    return {node.node_id: node.name for node in channel.nodes()}
 
 
-def _ask_names(grid: Grid) -> dict[int, str]:
+def _ask_names(channel: Channel) -> dict[int, str]:
     """The names of the connected nodes, as they say themselves: for servers that need no key."""
     hello = wire.pack(wire.HelloRequest(seed=0, test_share=0.25), {})
-    sent = {flower.push(grid, node, hello): node for node in grid.get_node_ids()}
+    nodes = [node.node_id for node in channel.nodes()]
+    messages = [flower.message_to(node, hello, 60.0) for node in nodes]
+    unknown = channel.push(messages) if messages else []
+    sent = {one.number: node for one, node in zip(messages, nodes, strict=True) if one.number not in unknown}
     found: dict[int, str] = {}
     until = time.monotonic() + 15
     while len(found) < len(sent) and time.monotonic() < until:
-        for number, answer in flower.pull(grid, list(sent)):
-            name = wire.check_fields(wire.Hello, wire.unpack(answer or b"", wire.most_bytes())[0]).name
+        for answer in channel.pull(list(sent), wire.most_bytes()):
+            content = answer.content() or b""
+            name = wire.check_fields(wire.Hello, wire.unpack(content, wire.most_bytes())[0]).name
             if name in found.values():
                 raise RunFailed(f"two clients say that their name is {name}.")
-            found[sent[number]] = name
+            found[sent[answer.message.metadata.reply_to_message_id]] = name
         time.sleep(server.POLL_SECONDS)
     return found
 
@@ -590,4 +444,4 @@ def adapt(run: Path, client: str, epochs: int, home: Path, deadline: float, as_j
             say(f"after {number} epochs: {metric.word} {metric.text(value)} on its {found['n_test']} test rows")
         say(f"{client} has its own model, from the state after round {found['round']}")
 
-    _run_with_link(home, main)
+    _run_with_link(home, main, deadline)

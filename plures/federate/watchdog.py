@@ -1,4 +1,4 @@
-"""Runs a program of Flower that ends when its parent does. It is started as a file, so that it does not import torch.
+"""Runs Flower's SuperLink, which ends when its parent does. It is started as a file: it needs nothing of Plures.
 
 Its standard input is a pipe whose other end only the parent holds. When the parent ends, even by SIGKILL, the pipe
 closes.
@@ -10,7 +10,6 @@ import ssl
 import sys
 import threading
 import time
-from types import SimpleNamespace
 from typing import Any
 
 
@@ -45,71 +44,74 @@ def _reload_certificates() -> None:
     setattr(ssl.SSLContext, "load_cert_chain", load_and_watch)  # noqa: B010
 
 
-class _Polling:
-    """How long a SuperNode sleeps between its requests for messages.
+MOST_WHOLE = 2 << 20  # bytes of an answer that is not cut into pieces; ours are cut from half of that on
 
-    By default it sleeps three seconds, and half a second while a message is being answered, so that a round of small
-    models would spend more time on messages than on training.
+
+def _forget_what_is_done(states: Any, fleet: Any, runtime: Any) -> None:
+    """Let a SuperLink that keeps its state in memory drop a message when it has been fetched, or when its time is over.
+
+    Flower drops the pieces of a message when their receiver confirms them, which nobody does for a message that travels
+    whole, or for one that comes too late.
     """
+    state_class = states.InMemoryLinkState
+    delete_messages, delete_node = state_class.delete_messages, state_class.delete_node
 
-    def __init__(self, pace: Any) -> None:
-        self.pace, self.asleep = pace, 0.0
+    def forget(state: Any, number: str) -> None:
+        session = state._object_push_session_by_root.get(number)
+        if session is not None:
+            state._cleanup_push_session(session, cleanup_messages=False)
+        state.object_store.delete(number)
 
-    def sleep(self, seconds: float) -> None:
-        if seconds < 1:  # a message is being answered: the longer this takes, the longer it sleeps
-            if self.asleep == 0.0:
-                self.pace.note_message()
-            nap = min(seconds, max(0.05, self.asleep / 10))
-            self.asleep += nap
-        else:
-            self.asleep = 0.0
-            nap = self.pace.delay(0.1, seconds)
-        time.sleep(nap)
+    def delete_with_pieces(self: Any, message_ins_ids: set[str]) -> None:
+        with self.lock:
+            numbers = set(message_ins_ids)
+            for number in message_ins_ids:
+                answer = self.message_res_store.get(self.message_ins_id_to_message_res_id.get(number, ""))
+                if answer is not None and not answer.metadata.delivered_at:
+                    numbers.add(answer.metadata.message_id)
+            delete_messages(self, message_ins_ids)
+            for number in numbers:
+                forget(self, number)
 
+    def delete_any_node(self: Any, owner_aid: str, node_id: int) -> None:
+        node = self.nodes.get(node_id)
+        if node is not None and node.online_until is None:
+            node.online_until = 0.0  # it has never connected, and Flower compares this with a number
+        delete_node(self, owner_aid, node_id)
 
-def _answer_in_turn(node: Any) -> None:
-    """Let a SuperNode send the answer to the message that it has just received, before it asks for the next one.
+    state_class.delete_messages, state_class.delete_node = delete_with_pieces, delete_any_node
 
-    By itself it sends one answer for each message. If a run is killed, an answer to one of its messages may come later,
-    and from then on every answer would wait until the next message arrives.
-    """
-    pull, push, run = node._pull_and_store_message, node._push_messages, {"id": None}
+    def forget_fetched(response: Any, state: Any) -> Any:
+        for message in response.messages_list:
+            if message.content.items:
+                forget(state, message.metadata.message_id)
+        return response
 
-    def pull_and_note(**arguments: Any) -> Any:
-        run["id"] = pull(**arguments)
-        return run["id"]
+    pull_of_node, pull_of_run, push_of_node = fleet.pull_messages, runtime.pull_messages, fleet.push_messages
 
-    def push_until_answered(send: Any, **arguments: Any) -> None:
-        answered = []
+    def pull_messages_of_node(request: Any, state: Any, store: Any) -> Any:
+        return forget_fetched(pull_of_node(request=request, state=state, store=store), state)
 
-        def send_and_note(message: Any, *rest: Any) -> Any:
-            answered.append(message.metadata.run_id)
-            return send(message, *rest)
+    def pull_messages_of_run(request: Any, state: Any, task: Any) -> Any:
+        return forget_fetched(pull_of_run(request=request, state=state, task=task), state)
 
-        while run["id"] not in answered:
-            push(send=send_and_note, **arguments)
+    def push_messages_of_node(request: Any, state: Any) -> Any:
+        if request.ByteSize() > MOST_WHOLE:
+            raise ValueError("an answer that should have been cut into pieces")
+        return push_of_node(request=request, state=state)
 
-    node._pull_and_store_message, node._push_messages = pull_and_note, push_until_answered
+    fleet.pull_messages, runtime.pull_messages = pull_messages_of_node, pull_messages_of_run
+    fleet.push_messages = push_messages_of_node
 
 
 if __name__ == "__main__":
-    from pace import Pace  # type: ignore[import-not-found]  # here: this folder is on the path, and `plures` is large
-
     sys.path.pop(0)  # the folder of this file, whose modules would hide others
-    program = sys.argv[1]
-    sys.argv = sys.argv[1:]
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    # Imported here: each program needs other parts of Flower, and imports take seconds.
-    if program == "flower-superlink":
-        _reload_certificates()
-        from flwr.superlink.cli import flower_superlink as main
-    else:
-        from flwr.supercore.inflatable.inflatable_utils import pull_objects
-        from flwr.supernode import start_client_internal
-        from flwr.supernode.cli import flower_supernode as main
+    _reload_certificates()
+    from flwr.server.superlink.linkstate import in_memory_linkstate
+    from flwr.superlink.cli import flower_superlink
+    from flwr.superlink.servicer.fleet import fleet_handlers
+    from flwr.superlink.servicer.runtime import runtime_handlers
 
-        assert pull_objects.__kwdefaults__ is not None
-        pull_objects.__kwdefaults__["initial_backoff"] = 0.1  # as in flower.py
-        start_client_internal.time = SimpleNamespace(sleep=_Polling(Pace()).sleep)
-        _answer_in_turn(start_client_internal)
-    main()
+    _forget_what_is_done(in_memory_linkstate, fleet_handlers, runtime_handlers)
+    flower_superlink()

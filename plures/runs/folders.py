@@ -1,14 +1,17 @@
 """Run folders: their names, what a new one holds, and how one is opened again."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from plures.data.partition import split_to_json
-from plures.errors import UsageError
+from plures.errors import Interrupted, UsageError
 from plures.files import read_toml, write_text
 from plures.runs import older
 from plures.runs.config import Config, config_toml, make_config
 from plures.runs.scene import Objects, Scene, make_scene
+from plures.runs.signals import undisturbed
 
 
 def folder_name(method: str) -> str:
@@ -49,12 +52,28 @@ def new_folder(config: Config, out: Path | None) -> Path:
 
 def write_start(folder: Path, scene: Scene) -> None:
     """What a run folder holds before its first round: enough to run again."""
-    write_text(folder / "config.toml", config_toml(scene.config))
-    write_text(folder / "split.json", split_to_json(scene.split))
-    if scene.schema:
-        write_text(folder / "schema.toml", scene.schema)
-    if scene.class_names:
-        write_text(folder / "classes.json", json.dumps(scene.class_names) + "\n")
+    with undisturbed():
+        write_text(folder / "config.toml", config_toml(scene.config))
+        write_text(folder / "split.json", split_to_json(scene.split))
+        if scene.schema:
+            write_text(folder / "schema.toml", scene.schema)
+        if scene.class_names:
+            write_text(folder / "classes.json", json.dumps(scene.class_names) + "\n")
+
+
+@contextmanager
+def telling_how_to_resume(folder: Path, mark: str = "split.json") -> Iterator[None]:
+    """Turn Ctrl-C into words on what is left in a new folder, and how to go on; `mark` is written when it can be."""
+    try:
+        yield
+    except (KeyboardInterrupt, Interrupted) as error:
+        if (folder / mark).exists():
+            if str(error).endswith(f"plures resume {folder}"):
+                raise  # it says so itself
+            raise Interrupted(f"interrupted; resume it with: plures resume {folder}") from None
+        with suppress(OSError):
+            folder.rmdir()
+        raise Interrupted("interrupted before anything was run") from None
 
 
 def open_config(folder: Path) -> Config:

@@ -18,7 +18,7 @@ from plures.runs import results
 from plures.runs.callbacks import Callback
 from plures.runs.predict import client_number, module_of, predict
 from plures.runs.scene import Scene
-from plures.runs.signals import StopRequest
+from plures.runs.signals import StopRequest, undisturbed
 from plures.runs.state import Answers, RunState
 from plures.simulate.evaluate import Evaluation
 from plures.tree import Tree
@@ -95,6 +95,8 @@ def play_run(clients: Clients, callback: Callback) -> Result:
         with StopRequest(state.say) as request:
             try:
                 evaluation = _play_rounds(clients, telling, request)
+                callback.ended()
+                more, rows = clients.results(evaluation)
             except KeyboardInterrupt:
                 state.save(clients.manifest())
                 raise Interrupted(_how_to_resume(clients)) from None
@@ -104,15 +106,15 @@ def play_run(clients: Clients, callback: Callback) -> Result:
                     raise
                 words = f"the state after round {state.round} is in {state.folder}; {clients.how_to_resume}"
                 raise RunFailed(f"{failure}; {words}") from None
-        callback.ended()
-        more, rows = clients.results(evaluation)
-        summary = state.summary(evaluation, clients.usage()) | more
-        if state.folder is not None:
-            write_results(state.folder, summary, rows)
+            summary = state.summary(evaluation, clients.usage()) | more
+            if state.folder is not None:
+                with undisturbed():
+                    write_results(state.folder, summary, rows)
         return Result(summary, [row.to_json() for row in state.rows], rows, clients.models(), state.folder)
     finally:
-        callback.ended()
-        clients.close()
+        with undisturbed():
+            callback.ended()
+            clients.close()
 
 
 def _play_rounds(clients: Clients, telling: "_Telling", request: StopRequest) -> Evaluation:

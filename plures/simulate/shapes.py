@@ -38,16 +38,29 @@ class Shapes(NamedTuple):
 
 def shapes_of(method: Method, task: Task, sizes: Tensor) -> Shapes:
     """All shapes for clients with so many rows. No data and hardly any memory is needed."""
-    with private.shapes_only() as mode, torch.no_grad():
-        params: Params = {name: private.shape_of(mode, x) for name, x in task.initial.items()}
-        server = method.init_server(task, params, Federation(sizes.clone(), torch.tensor(0)))
-        message = method.send(task, server, torch.arange(1))
-        train, serve = one_of(message, 0), one_of(method.serve(task, server, torch.arange(1)), 0)
-        generic = method.generic(task, server) or {}
-        newcomer, kept = method.newcomer(task, server), method.init_client(task, params)
-    _, upload, metrics = _trained_on_one_row(method, task, train)
-    found = (server, kept, train, serve, generic, newcomer, upload, metrics)
-    return Shapes._make((*[tree.map(_shape, x) for x in found], isinstance(message, Each)))
+    try:
+        with torch.device("meta"), torch.no_grad():
+            params = {name: x.to("meta") for name, x in task.initial.items()}
+            found, is_each = _before_training(method, task, params, sizes.to("meta"))
+    except (RuntimeError, NotImplementedError):
+        # A method may mix what it is given with real tensors of its own. The other way allows that; it imports a
+        # compiler of torch, which takes a second and 85 MB.
+        with private.shapes_only() as mode, torch.no_grad():
+            params = {name: private.shape_of(mode, x) for name, x in task.initial.items()}
+            found, is_each = _before_training(method, task, params, sizes.clone())
+    _, upload, metrics = _trained_on_one_row(method, task, found[2])
+    return Shapes._make((*[tree.map(_shape, x) for x in (*found, upload, metrics)], is_each))
+
+
+def _before_training(method: Method, task: Task, params: Params, sizes: Tensor) -> tuple[tuple[Tree, ...], bool]:
+    """What the server and a client keep, and what goes down; and whether clients are sent different messages."""
+    server = method.init_server(task, params, Federation(sizes, torch.tensor(0)))
+    first = torch.zeros(1, dtype=torch.int64)  # not arange, whose shape torch finds by way of SymPy: 35 MB
+    message = method.send(task, server, first)
+    train, serve = one_of(message, 0), one_of(method.serve(task, server, first), 0)
+    generic = method.generic(task, server) or {}
+    newcomer, kept = method.newcomer(task, server), method.init_client(task, params)
+    return (server, kept, train, serve, generic, newcomer), isinstance(message, Each)
 
 
 def _shape(x: Tensor) -> Tensor:

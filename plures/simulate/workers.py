@@ -49,6 +49,7 @@ def perform(work: Work, tables: Tables, job: Job) -> Usage:
     return usage
 
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 STOPPED_SECONDS = 5.0  # without an answer, until it is looked whether a worker was stopped
 
 
@@ -79,7 +80,12 @@ class Forked:
         for k, (_, theirs) in enumerate(pipes):
             others = [end for i, pair in enumerate(pipes) for end in pair if not (i == k and end is theirs)]
             process = fork.Process(target=_serve, args=(theirs, others, work, tables), daemon=True)
-            process.start()
+            # Signals wait until the worker ignores them: a terminal sends Ctrl-C to all.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+            try:
+                process.start()
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
             self._processes.append(process)
         for _, theirs in pipes:
             theirs.close()
@@ -144,8 +150,9 @@ def _serve(mine: Connection, others: list[Connection], work: Work, tables: Table
     """The life of a forked worker: jobs come in, what went wrong goes out; results are in the tables."""
     for end in others:
         end.close()  # else this process would not notice that the main process has ended
-    for number in (signal.SIGINT, signal.SIGTERM):  # which may reach the whole group: the main process decides
+    for number in SIGNALS:  # which may reach the whole group: the main process decides
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     torch.set_num_threads(1)
     while True:
         try:

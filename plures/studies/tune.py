@@ -14,6 +14,7 @@ import math
 import multiprocessing
 import os
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -38,6 +39,7 @@ from plures.runs.config import HOW_IT_IS_RUN, Config, make_config
 from plures.runs.folders import folder_name
 from plures.runs.results import generic_scores, personal_scores
 from plures.runs.scene import GIVEN, Objects, Scene, load_data, make_scene
+from plures.runs.signals import NUMBERS, leave_to_parent, undisturbed
 from plures.runs.simulation import Simulation
 from plures.simulate.evaluate import Evaluation
 from plures.simulate.workers import one_thread
@@ -563,8 +565,9 @@ def _helpers(n: int, task: Callable[[], None]) -> Iterator[None]:
     fork = multiprocessing.get_context("fork")
     theirs, mine = fork.Pipe(duplex=False)
     processes = [fork.Process(target=_help, args=(theirs, mine, task), daemon=True) for _ in range(n)]
-    for process in processes:
-        process.start()
+    with undisturbed():
+        for process in processes:
+            process.start()
     try:
         yield
         for process in processes:
@@ -575,6 +578,8 @@ def _helpers(n: int, task: Callable[[], None]) -> Iterator[None]:
 
 
 def _help(theirs: Connection, mine: Connection, task: Callable[[], None]) -> None:
+    leave_to_parent()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, NUMBERS)
     mine.close()  # else this process would not notice that the main one has ended
 
     def watch() -> None:

@@ -29,12 +29,12 @@ def publisher(tmp_path, monkeypatch):
             member = tarfile.TarInfo(name if name.startswith("..") else f"cifar-100-binary/{name}")
             member.size = len(data)
             archive.addfile(member, io.BytesIO(data))
-    md5 = hashlib.md5((shelf / "cifar.tar.gz").read_bytes()).hexdigest()
+    sha256 = hashlib.sha256((shelf / "cifar.tar.gz").read_bytes()).hexdigest()
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(shelf)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     base = f"http://127.0.0.1:{server.server_port}/"
     monkeypatch.setitem(
-        download.REMOTES, "cifar100", download.Remote(base, {"cifar.tar.gz": md5}, ("train.bin", "test.bin"))
+        download.REMOTES, "cifar100", download.Remote(base, {"cifar.tar.gz": sha256}, ("train.bin", "test.bin"))
     )
     yield monkeypatch, base
     server.shutdown()
@@ -54,7 +54,7 @@ def test_fetched_once_checked_and_read(publisher, tmp_path):
 
 def test_damaged_file_is_refused_and_nothing_is_left(publisher, tmp_path):
     monkeypatch, base = publisher
-    monkeypatch.setitem(download.REMOTES, "cifar100", download.Remote(base, {"cifar.tar.gz": "0" * 32}, ("train.bin",)))
+    monkeypatch.setitem(download.REMOTES, "cifar100", download.Remote(base, {"cifar.tar.gz": "0" * 64}, ("train.bin",)))
     with pytest.raises(DataError, match="not the published file"):
         download.get("cifar100", tmp_path / "data", print)
     assert not (tmp_path / "data").exists()
@@ -74,3 +74,8 @@ def test_what_cannot_be_fetched(tmp_path):
         download.get("mnis", tmp_path, print)
     assert download.status("mnist", tmp_path) == "not here"
     download.get("digits", tmp_path, print)
+
+
+def test_every_file_has_a_sum_that_no_other_has():
+    sums = [digest for remote in download.REMOTES.values() for digest in remote.files.values()]
+    assert all(len(bytes.fromhex(digest)) == 32 for digest in sums) and len(set(sums)) == len(sums) == 10

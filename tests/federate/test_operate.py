@@ -1,5 +1,6 @@
 """What operators do with a federation: let clients in and out, new keys, clocks, the audit log."""
 
+import email.utils
 import io
 import json
 import shutil
@@ -12,8 +13,8 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'plures
 
 from cryptography import x509
 
-from plures.errors import DataError, UsageError
-from plures.federate import audit, credentials, operate, server
+from plures.errors import DataError, RunFailed, UsageError
+from plures.federate import audit, credentials, join, operate, server
 from plures.federate.client import Client
 from plures.federate.pace import Pace
 from plures.runs.callbacks import Callback
@@ -100,14 +101,14 @@ def test_a_new_certificate_has_the_same_names_and_the_same_authority(home):
 
 def test_a_clock_that_flower_would_refuse_is_told_with_its_skew():
     now = 1_800_000_000.0
-    head = f"HTTP/1.1 404 Not Found\r\ndate: {operate.email.utils.formatdate(now, usegmt=True)}\r\n\r\n"
+    head = f"HTTP/1.1 404 Not Found\r\ndate: {email.utils.formatdate(now, usegmt=True)}\r\n\r\n"
     for skew, words in ((30, "30 seconds ahead of the server's"), (-400, "400 seconds behind the server's")):
         with pytest.raises(UsageError, match=f"our clock is {words}.*timedatectl"):
-            operate._check_clock(head, now + skew)
+            join._check_clock(head, now + skew)
     for skew in (0, 3, -200):
-        operate._check_clock(head, now + skew)
-    operate._check_clock("HTTP/1.1 200 OK\r\n\r\n", now)
-    operate._check_clock("date: once upon a time\r\n", now)
+        join._check_clock(head, now + skew)
+    join._check_clock("HTTP/1.1 200 OK\r\n\r\n", now)
+    join._check_clock("date: once upon a time\r\n", now)
 
 
 # The audit log
@@ -213,14 +214,44 @@ def test_what_is_no_backup_or_would_overwrite_is_refused(home, tmp_path):
 # How often clients ask for messages
 
 
-def test_a_client_asks_some_times_in_a_round_and_more_rarely_when_there_is_none():
+def test_a_client_sleeps_through_most_of_a_round_and_asks_more_rarely_the_longer_there_is_none():
     now = [0.0]
     pace = Pace(lambda: now[0])
-    for seconds, expected in ((0.4, 0.1), (4.0, 0.5), (80.0, 3.0)):  # between messages, and until it asks again
+
+    def after_round_of(seconds):
+        pace.note_answer()
         now[0] += seconds
         pace.note_message()
-        assert pace.delay(0.1, 3.0) == expected
-    now[0] += 1.0
-    pace.note_message()
-    now[0] += 16.0
-    assert pace.delay(0.1, 3.0) == 1.0
+        now[0] += 5.0  # it trains, which is no waiting
+        pace.note_answer()
+        return pace.delay(0.1, 3.0)
+
+    assert after_round_of(0.1) == 0.1
+    assert after_round_of(2.0) == pytest.approx(1.4)
+    now[0] += 1.4
+    assert pace.delay(0.1, 3.0) == pytest.approx(1.4 / 12)
+    assert after_round_of(80.0) == 3.0
+    now[0] += 24.0
+    pace.wait = 0.0
+    assert pace.delay(0.1, 3.0) == pytest.approx(2.0)
+
+
+def test_the_key_of_a_removed_client_is_not_taken_again(home, capsys):
+    old = (home.folder / "clients" / "a" / "node.key.pub").read_bytes()
+    operate.remove("a", home.folder)
+    credentials.make_home(home.folder, ["a"], 0, "", [], False)
+    (home.folder / "clients" / "a" / "node.key.pub").write_bytes(old)
+    fleet = Fleet()
+    operate._synchronize(home, fleet)
+    assert list(fleet.there.values()) == ["b"] and "its key has been removed" in capsys.readouterr().out
+
+
+def test_a_client_that_another_process_registers_at_the_same_time_is_no_error(home):
+    class Racing(Fleet):
+        def register(self, name, key):
+            super().register(name, key)
+            raise RunFailed("public key already in use")
+
+    fleet = Racing()
+    operate._synchronize(home, fleet)
+    assert sorted(fleet.there.values()) == ["a", "b"]
