@@ -5,9 +5,10 @@ interrupted are tried; of each file the first and the last byte, and others by c
 """
 
 import hashlib
-import json
+import re
 import shutil
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -17,8 +18,8 @@ from scripts.fault_kinds.disk import FaultyDisk, die_at
 from scripts.fault_kinds.kills import reference
 from scripts.fault_kinds.processes import Ended, Outcome, difference, record_of
 
-FLIPS = 12  # of each file
-OF_LARGE = 4  # of files of which there are several alike
+FLIPS = 8  # of each file
+OF_LARGE = 2  # of files of which there are several alike
 WORDS = ["run", "fedala", "--clients", "4", "--rounds", "3", "--batch", "50", "--share", "0.3", "--workers", "1"]
 WORDS += ["--checkpoint-every", "1", "--executor", "vectorised", "--eval-every", "1", "--goal", "0.3"]
 # How far the run of a folder came: all of it, killed in round 3, killed before its first checkpoint.
@@ -51,8 +52,7 @@ def folders(work: Path) -> dict[str, Path]:
 
 def _first_checkpoint(operations: list[str]) -> int:
     """The change at which the first checkpoint begins: a folder in a folder is made."""
-    pairs = zip(operations, operations[1:], strict=False)
-    return next(n for n, pair in enumerate(pairs, 1) if pair == ("mkdir", "mkdir"))
+    return next(n for n, pair in enumerate(pairwise(operations), 1) if pair == ("mkdir", "mkdir"))
 
 
 def trials(work: Path) -> list[tuple[str, str, int]]:
@@ -113,7 +113,7 @@ def _warnings(ended: Ended) -> str:
 @cache
 def _uses(state: str, work: Path) -> dict[str, Any]:
     """What each command gives with the whole folder."""
-    folder = work / "used"
+    folder = work / "flipped"  # pages name their folder
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     shutil.copytree(folders(work)[state], folder / "run")
@@ -130,22 +130,13 @@ def _use(folder: Path, state: str) -> list[tuple[str, Ended, Any]]:
         out.unlink(missing_ok=True)
     page = folder / "page.html"
     ended = processes.run(["report", run, "-o", str(page)], folder)
-    found.append(("report", ended, _hash(_plain(page)) if ended.code == 0 else ended.sentence))
-    if ended.code == 0 and "What is inside" in page.read_text(encoding="utf-8"):
-        found[-1] = ("report", ended._replace(text=ended.text + "\na picture cannot be read"), found[-1][2])
+    found.append(("report", ended, _hash(page.read_bytes()) if ended.code == 0 else ended.sentence))
+    if ended.code == 0:  # what the page itself says of a damage
+        notes = re.findall(r"[^<>]*(?:cannot be read|has changed since)[^<>]*", page.read_text(encoding="utf-8"))
+        found[-1] = ("report", ended._replace(text="\n".join([ended.text, *notes])), found[-1][2])
     found.append(("resume", processes.run(["resume", run, "--quiet", "--workers", "1"], folder), None))
     return found
 
 
-def _plain(page: Path) -> bytes:
-    """A page without what differs by folder and time."""
-    return page.read_bytes()
-
-
 def _hash(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
-
-
-def describe(work: Path) -> str:
-    """How many files of which folders."""
-    return json.dumps({state: len(list(folder.rglob("*"))) for state, folder in folders(work).items()})

@@ -18,10 +18,10 @@ from scripts.fault_kinds import processes
 from scripts.fault_kinds.processes import Outcome
 
 NUMBER = 1000
-SECONDS = 90.0
+SECONDS = 60.0  # of processor time
 ADDONS = ("ala", "prox", "sam", "ft", "c", "scaffold", "feddyn", "brm", "keep")
 RUBBISH = ("", " ", "nan", "inf", "-inf", "-1", "0", "1e400", "1e-400", "true", "null", "[]", "{}", "ünïcode", "日本",
-           "a" * 5000, "../..", "/etc/passwd", "%s%n", "'; drop table", "\x1b[2J", "--help", "0x10", "1_0", "²", "None")  # fmt: skip
+           "a" * 5000, "../..", "/etc/passwd", "%s%n", "'; drop table", "\x1b[2J", "--help", "0x10", "1_0", "²")  # fmt: skip
 # Words that may be right for options that take words, and words that are not; both mean something to them.
 GOOD: dict[str, tuple[str, ...]] = {
     "data": ("digits", "digits", "digits", "table.csv"),
@@ -79,7 +79,7 @@ SMALL: dict[str, tuple[Any, ...]] = {
     "window": (1, 3, 10**6),
     "pool_rows": (0, 1, 100, 10**9),
     "local_work": ("uniform:1-2", "uniform:0-2", "uniform:3-1"),
-    "model": ("linear", "mlp", "cnn4", "tabular", "fasttext", "charlstm", "resnet1d", "hncnn", "resnet8", "mlp:16", "mlp:0"),
+    "model": ("linear", "mlp", "cnn4", "tabular", "fasttext", "charlstm", "resnet1d", "hncnn", "resnet8", "mlp:16"),
     "executor": ("auto", "vectorised", "one_by_one"),
 }  # fmt: skip
 NUMBERS = (-1, 0, 1, 2, 3, 7, 10, 100, 10**6, 10**9, 10**30, 0.5, 0.1, 0.99, 1e-9, 1e-30, 1.5, 1e30, 3.4e38, -0.5)
@@ -124,9 +124,7 @@ def method_of(random: Random, is_bad: bool) -> str:
     """A method, perhaps with a setting and add-ons."""
     name = random.choice(list(METHODS))
     if is_bad and random.random() < 0.5:
-        return random.choice(
-            (*RUBBISH, "fedevil", "fedavg+", "+ala", "fedavg:", "fedavg:a=1", "fedavg+evil", "ditto:lam")
-        )
+        return random.choice((*RUBBISH, "fedevil", "fedavg+", "+ala", "fedavg:", "fedavg+evil", "ditto:lam"))
     if is_bad or random.random() < 0.2:
         known = list(setting_fields(make_method(name, {}, Config().solver())))
         setting = random.choice([*known, "lr", "epochs", *(["nothing"] if is_bad else [])])
