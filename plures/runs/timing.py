@@ -72,9 +72,7 @@ def try_out(scene: Scene) -> TryOut:
     if config.steps is not None and short.steps is not None:
         longer = config.steps / short.steps
     else:
-        longer = (
-            steps(population.train) / steps(few.train) * (config.epochs / max(1, short.epochs) if config.epochs else 1)
-        )
+        longer = steps(population.train) / steps(few.train) * max(1, config.epochs) / max(1, short.epochs)
     if population.work is not None and few.work is not None:
         longer *= sum(population.work) / sum(few.work)
     return TryOut(start, longer * of_round, n_rows(population.test) / n_rows(few.test) * of_evaluation)
