@@ -3,6 +3,7 @@
     python scripts/faults.py run                    all kinds; what is recorded already is not tried again
     python scripts/faults.py run kills bits         these kinds: kills bits writes configs answers requests
     python scripts/faults.py run --only kills:37    one trial again, with all that it says
+    python scripts/faults.py soak                   a long federation with clients that come and go
     python scripts/faults.py write                  the tables in docs/reliability.md, from the records
 
 Every trial follows from the seed, its kind and its number. Each adds a line to docs/results/faults/KIND.jsonl, so the
@@ -22,10 +23,11 @@ from types import ModuleType
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # for the hostile messages, which the tests share
 
-from scripts.fault_kinds import bits, configs, kills, messages, processes, writes  # noqa: E402
+from scripts.fault_kinds import bits, configs, kills, messages, processes, soak, writes  # noqa: E402
 from scripts.fault_kinds.processes import Outcome  # noqa: E402
 
 RECORDS = ROOT / "docs" / "results" / "faults"
+SOAK = ROOT / "docs" / "results" / "soak.json"
 PAGE = ROOT / "docs" / "reliability.md"
 KINDS: dict[str, ModuleType] = {"kills": kills, "bits": bits, "writes": writes, "configs": configs}
 MESSAGES = ("answers", "requests")
@@ -76,6 +78,73 @@ def read_records(path: Path) -> dict[int, Outcome]:
     return found
 
 
+# The page
+
+WORDS = {
+    "kills": "a run is killed, up to three times, and resumed",
+    "bits": "one bit of one file of a run folder is flipped",
+    "writes": "a change to the disk fails, once or from then on, or the disk is full",
+    "configs": "a command with random options, good and bad",
+    "answers": "a hostile answer of a client",
+    "requests": "a hostile request of a server",
+}
+ENDS = ("survived", "told", "lost", "silent", "traceback", "hung")
+
+
+def table(records: Path = RECORDS) -> str:
+    """The campaign as a table."""
+    lines = ["| kind | what is tried | tried | survived | told | lost | silent | tracebacks | hung |"]
+    lines.append("|---|---|--:|--:|--:|--:|--:|--:|--:|")
+    total = [0] * (len(ENDS) + 1)
+    for kind, words in WORDS.items():
+        found = [one.outcome for one in read_records(records / f"{kind}.jsonl").values() if one.outcome != "skipped"]
+        numbers = [len(found), *(found.count(end) for end in ENDS)]
+        total = [a + b for a, b in zip(total, numbers, strict=True)]
+        lines.append(f"| {kind} | {words} | " + " | ".join(f"{n:,}" for n in numbers) + " |")
+    lines.append("| all | | " + " | ".join(f"{n:,}" for n in total) + " |")
+    return "\n".join(lines)
+
+
+def soak_table(path: Path = SOAK) -> str:
+    """The soak as a table."""
+    if not path.exists():
+        return "Not recorded yet."
+    one = json.loads(path.read_text(encoding="utf-8"))
+    memory = [row for row in one["memory"] if row[0] >= one["rounds"] // 10]
+    server, client = ([row[k] for row in memory] for k in (1, 2))
+    when = f"round {memory[0][0]}, at the end, most"
+    rows = {
+        "clients, rounds, method": f"{one['clients']}, {one['rounds']}, {one['method']}",
+        "clients killed in the middle of their work; returned": f"{one['kills']}; {one['returns']}",
+        "updates merged in a round": f"{one['merged_per_round']['least']} to {one['merged_per_round']['most']}",
+        "requests without an answer in time": f"{one['silent']}",
+        "hostile answers, all refused": f"{one['hostile_answers_refused']}",
+        "other answers refused": f"{one['other_answers_refused']}",
+        "starts of the server, which was stopped half-way": f"{one['starts_of_server']}",
+        f"memory of the server: at {when}": ", ".join(f"{x:.0f} MB" for x in (server[0], server[-1], max(server))),
+        f"memory of one client: at {when}": ", ".join(f"{x:.0f} MB" for x in (client[0], client[-1], max(client))),
+        "largest difference of the server's state to the simulation": f"{one['largest_difference_of_server']:g}",
+        "clients whose own state is that of the simulation, bit for bit": (
+            f"{one['clients_with_equal_state']} of {one['clients_that_took_part']} that took part"
+        ),
+        "minutes": f"{one['seconds'] / 60:.0f}",
+    }
+    return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
+
+
+def write_page() -> int:
+    """Put both tables between their marks in the page."""
+    text = PAGE.read_text(encoding="utf-8")
+    for name, content in (("campaign", table()), ("soak", soak_table())):
+        start, end = f"<!-- {name} -->\n", f"\n<!-- end of {name} -->"
+        before, _, rest = text.partition(start)
+        _, _, after = rest.partition(end)
+        text = before + start + content + end + after
+    PAGE.write_text(text, encoding="utf-8")
+    print(table())
+    return 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -86,15 +155,24 @@ def main() -> int:
     runs.add_argument("--work", type=Path, help="a folder for what is tried; if left out, one that is removed")
     runs.add_argument("--most", type=int, help="trials of each kind in this call")
     runs.add_argument("--only", help="KIND:NUMBER, one trial, which is printed and not recorded")
+    long = commands.add_parser("soak")
+    long.add_argument("--clients", type=int, default=20)
+    long.add_argument("--rounds", type=int, default=500)
+    long.add_argument("--seed", type=int, default=0)
+    long.add_argument("--out", type=Path, default=SOAK, help="the file of the record")
+    long.add_argument("--work", type=Path, help="as for run")
     commands.add_parser("write")
     given = parser.parse_args()
     if given.command == "write":
-        return 0
+        return write_page()
     work = Path(tempfile.mkdtemp(prefix="faults-")) if given.work is None else given.work
     work.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(work / "warm", ignore_errors=True)
     processes.warm_up(work)
     try:
+        if given.command == "soak":
+            soak.write_record(soak.soak(work, given.clients, given.rounds, given.seed), given.out)
+            return 0
         if given.only:
             kind, _, number = given.only.partition(":")
             outcome = try_one(kind, int(number), given.seed, work)

@@ -69,12 +69,13 @@ def try_out(scene: Scene) -> TryOut:
     def n_rows(test: list[np.ndarray]) -> int:
         return max(1, sum(map(len, test)))
 
-    if config.steps is not None and short.steps is not None:
-        longer = config.steps / short.steps
-    else:
-        longer = steps(population.train) / steps(few.train) * max(1, config.epochs) / max(1, short.epochs)
+    longer = 1.0 if config.steps is not None else steps(population.train) / steps(few.train)
     if population.work is not None and few.work is not None:
         longer *= sum(population.work) / sum(few.work)
+    elif config.steps is not None and short.steps is not None:
+        longer *= config.steps / short.steps
+    else:
+        longer *= max(1, config.epochs) / max(1, short.epochs)
     return TryOut(start, longer * of_round, n_rows(population.test) / n_rows(few.test) * of_evaluation)
 
 

@@ -3,8 +3,10 @@
 Clients are processes of their own with the real client code, and the real server code sends them the bytes of its wire
 through pipes instead of Flower's connections. Clients are killed in the middle of their work and come back later. The
 slow one misses the deadline now and then, the hostile one sends every kind of hostile answer in turn, and the server
-is stopped half-way and resumed from its folder. At the end a simulation plays the same rounds with the clients whose
-updates were merged: the server's state and every client's own must be the same, bit for bit.
+is stopped half-way and resumed from its folder. So that the soak does not depend on how busy the machine is, the
+deadline of a round is the moment when all clients that are there and not slow have answered. At the end a simulation
+plays the same rounds with the clients whose updates were merged: the server's state and every client's own must be
+the same, bit for bit.
 """
 
 import json
@@ -35,9 +37,7 @@ from tests.federate.hostile import ANSWERS
 
 METHOD = "ditto"  # its clients keep a model of their own
 STEADY, SLOW, HOSTILE = "client-00", "client-01", "client-02"  # the first is never killed: its memory is looked at
-DEADLINE = 3.0  # seconds of a round
-FIRST_DEADLINE = 300.0  # of the first ones, in which all clients trace their steps
-SLOW_EVERY, LEAVE = 12, 0.15  # rounds between late answers; chance that a client leaves in a round
+SLOW_EVERY, LEAVE = 10, 0.2  # rounds between late answers; chance that a client leaves in a round
 HOSTILE_KINDS = [bend for name, bend in ANSWERS.items() if not name.startswith("hello")]
 
 
@@ -59,8 +59,6 @@ def serve(pipe: Connection, name: str, rows: Path, folder: Path) -> None:
         if name == HOSTILE and is_update:
             answer = HOSTILE_KINDS[n_hostile % len(HOSTILE_KINDS)](fields, tensors)
             n_hostile += 1
-        if name == SLOW and is_update and fields["round"] % SLOW_EVERY == SLOW_EVERY - 1:
-            time.sleep(1.5 * DEADLINE)
         try:
             pipe.send_bytes(number + answer)
         except OSError:
@@ -80,6 +78,8 @@ class Pipes:
         self.doomed: set[str] = set()  # they are killed as soon as they have their next message
         self.n, self.n_late, self.n_kills, self.n_returns = 0, 0, 0, 0
         self.found: dict[str, bytes] = {}
+        self.awaited: set[str] = set()  # those that will answer in time
+        self.is_slow = False  # whether the slow client is, in this round
         for name in self.rows:
             self.start(name)
 
@@ -96,6 +96,8 @@ class Pipes:
     def kill(self, name: str) -> None:
         self.processes.pop(name).kill()
         self.ends.pop(name).close()
+        self.awaited.discard(name)
+        self.busy.discard(name)
         self.n_kills += 1
 
     def clients(self) -> list[str]:
@@ -104,6 +106,8 @@ class Pipes:
     def push(self, client: str, message: bytes) -> str:
         self.n += 1
         content = self.n.to_bytes(8, "big") + message
+        if client in self.ends and not (client == SLOW and self.is_slow):
+            self.awaited.add(client)
         if client in self.busy:
             self.held[client] = content
         elif client in self.ends:
@@ -123,20 +127,32 @@ class Pipes:
             client = next(name for name, known in self.ends.items() if known is end)
             content = self.ends[client].recv_bytes()
             self.busy.discard(client)
+            if client == SLOW and self.is_slow:
+                self.n_late += 1
+                continue  # it comes when nobody waits for it any more
+            self.awaited.discard(client)
             self.found[str(int.from_bytes(content[:8], "big"))] = content[8:]
             if client in self.held:
                 self._send(client, self.held.pop(client))
-        arrived = [(number, self.found.pop(number)) for number in numbers if number in self.found]
-        old = [number for number in self.found if int(number) < self.n - 10 * len(self.rows)]
-        self.n_late += len(old)
-        for number in old:
-            del self.found[number]
-        return arrived
+        return [(number, self.found.pop(number)) for number in numbers if number in self.found]
 
     def close(self) -> None:
         for name in list(self.ends):
             self.processes[name].kill()
             self.ends[name].close()
+
+
+class Patience:
+    """The limits of a round, whose deadline has come when all who will answer in time have done so."""
+
+    quorum, resend = 0.3, 3600.0
+
+    def __init__(self, link: Pipes) -> None:
+        self.link = link
+
+    @property
+    def deadline(self) -> float:
+        return 3600.0 if self.link.awaited else 0.05
 
 
 def memory_mb(process: int) -> float:
@@ -171,7 +187,8 @@ class Watched(FederatedClients):
             name = self.random.choice(candidates)
             self.link.doomed.add(name)
             self.away[name] = at + self.random.randrange(1, 4)
-        self.limits = self.limits._replace(deadline=FIRST_DEADLINE if at < 2 else DEADLINE)
+        self.link.is_slow = at % SLOW_EVERY == SLOW_EVERY - 1
+        self.link.found.clear()
         if at % 10 == 0:
             steady = self.link.processes[STEADY].pid
             self.record["memory"].append([at, memory_mb(os.getpid()), memory_mb(steady)])
@@ -185,6 +202,7 @@ class Watched(FederatedClients):
 
     def evaluate(self, is_last: bool) -> Any:
         self._note_participation()
+        self.link.is_slow = False
         for name in list(self.away):
             self.link.start(name)
             self.link.n_returns += 1
@@ -199,12 +217,12 @@ def soak(work: Path, n_clients: int, rounds: int, seed: int = 0, say: Any = prin
     folder = work / "run"
     folder.mkdir()
     record: dict[str, Any] = {"clients": n_clients, "rounds": rounds, "method": METHOD, "memory": [], "merged": {}}
-    limits = RoundLimits(deadline=DEADLINE, quorum=0.3, resend=60.0)
+    limits: Any = Patience(link)
     config = make_config({"method": METHOD, "rounds": rounds, "lr": 0.05, "batch": 10, "seed": 3, "eval_every": 25})
     began, processor = time.perf_counter(), time.process_time()
     random, away = Random(f"soak {seed}"), {}
     try:
-        found = server.collect_hellos(link, link.clients(), config, limits, lambda line: None)
+        found = server.collect_hellos(link, link.clients(), config, RoundLimits(), lambda line: None)
         about = server.new_experiment(found)
         scene = server.write_start(config, about, folder)
         stop_at, starts = rounds // 2, 0
@@ -244,7 +262,7 @@ def _clients(
     about: About,
     folder: Path,
     link: Pipes,
-    limits: RoundLimits,
+    limits: Any,
     record: dict[str, Any],
     random: Random,
     away: dict[str, int],
