@@ -107,7 +107,7 @@ def test_a_changed_snapshot_is_told(run):
 def test_without_a_whole_checkpoint_no_untrained_model_is_given(run):
     for path in run.glob("checkpoint/*/manifest.json"):
         path.write_text("{}")
-    with pytest.raises(RunFailed, match="no checkpoint in .* can be read"), open_simulation(run):
+    with pytest.raises(RunFailed, match=r"no checkpoint in .* can be read"), open_simulation(run):
         pass
 
 
@@ -152,9 +152,12 @@ def test_an_error_of_a_disk_that_nobody_expected_is_a_sentence(tmp_path, monkeyp
 
 def test_a_folder_has_a_config_only_when_it_can_be_resumed(tmp_path, monkeypatch):
     written = []
-    monkeypatch.setattr(
-        "plures.runs.folders.write_text", lambda path, text: (written.append(path.name), write_text(path, text))
-    )
+
+    def write(path, text):
+        written.append(path.name)
+        write_text(path, text)
+
+    monkeypatch.setattr("plures.runs.folders.write_text", write)
     plures.run("fedavg", clients=2, rounds=0, share=0.1, out=tmp_path / "run")
     assert written[-1] == "config.toml" and "split.json" in written
 

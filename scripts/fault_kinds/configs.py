@@ -124,7 +124,7 @@ def method_of(random: Random, is_bad: bool) -> str:
     """A method, perhaps with a setting and add-ons."""
     name = random.choice(list(METHODS))
     if is_bad and random.random() < 0.5:
-        return random.choice((*RUBBISH, "fedevil", "fedavg+", "+ala", "fedavg:", "fedavg+evil", "ditto:lam"))
+        return random.choice((*RUBBISH[:-3], "fedevil", "fedavg+", "+ala", "fedavg:", "fedavg+evil", "ditto:lam"))
     if is_bad or random.random() < 0.2:
         known = list(setting_fields(make_method(name, {}, Config().solver())))
         setting = random.choice([*known, "lr", "epochs", *(["nothing"] if is_bad else [])])
