@@ -134,7 +134,10 @@ def _use(folder: Path, with_report: bool) -> list[tuple[str, Ended, Any]]:
         ended = processes.run(["report", run, "-o", str(page)], folder)
         found.append(("report", ended, _hash(page.read_bytes()) if ended.code == 0 else ended.sentence))
         if ended.code == 0:  # what the page itself says of a damage
-            notes = re.findall(r"[^<>]*(?:cannot be read|has changed since)[^<>]*", page.read_text(encoding="utf-8"))
+            text = page.read_text(encoding="utf-8")
+            notes = [
+                text[max(0, m.start() - 150) : m.end()] for m in re.finditer("cannot be read|has changed since", text)
+            ]
             found[-1] = ("report", ended._replace(text="\n".join([ended.text, *notes])), found[-1][2])
     found.append(("resume", processes.run(["resume", run, "--quiet", "--workers", "1"], folder), None))
     return found

@@ -21,7 +21,8 @@ NUMBER = 1000
 SECONDS = 60.0  # of processor time
 ADDONS = ("ala", "prox", "sam", "ft", "c", "scaffold", "feddyn", "brm", "keep")
 RUBBISH = ("", " ", "nan", "inf", "-inf", "-1", "0", "1e400", "1e-400", "true", "null", "[]", "{}", "ünïcode", "日本",
-           "a" * 5000, "../..", "/etc/passwd", "%s%n", "'; drop table", "\x1b[2J", "--help", "0x10", "²")  # fmt: skip
+           "a" * 5000, "../..", "/etc/passwd", "%s%n", "'; drop table", "\x1b[2J", "--help", "0x10",
+           "1_0", "²")  # fmt: skip
 # Words that may be right for options that take words, and words that are not; both mean something to them.
 GOOD: dict[str, tuple[str, ...]] = {
     "data": ("digits", "digits", "digits", "table.csv"),
@@ -124,7 +125,7 @@ def method_of(random: Random, is_bad: bool) -> str:
     """A method, perhaps with a setting and add-ons."""
     name = random.choice(list(METHODS))
     if is_bad and random.random() < 0.5:
-        return random.choice((*RUBBISH[:-3], "fedevil", "fedavg+", "+ala", "fedavg:", "fedavg+evil", "ditto:lam"))
+        return random.choice((*RUBBISH, "fedevil", "fedavg+", "+ala", "fedavg:", "fedavg+evil", "ditto:lam"))
     if is_bad or random.random() < 0.2:
         known = list(setting_fields(make_method(name, {}, Config().solver())))
         setting = random.choice([*known, "lr", "epochs", *(["nothing"] if is_bad else [])])
@@ -172,7 +173,7 @@ def trial(number: int, random: Random, work: Path) -> Outcome:
         return failed
     if ended.code:
         return Outcome("told", what, processes.shorten(ended.sentence))
-    if is_real:
+    if is_real and words[1] != "--help":
         try:
             summary = json.loads((out / "summary.json").read_text(encoding="utf-8"))
         except FileNotFoundError:
