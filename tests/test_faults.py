@@ -85,8 +85,9 @@ def test_what_a_run_began_with_is_known_again_before_the_first_checkpoint(run, n
 
 def test_how_a_run_is_run_may_be_changed_by_hand(run):
     config = run / "config.toml"
-    config.write_text(config.read_text().replace("workers = 1", "workers = 2"))
-    assert read_values(run)["workers"] == 2
+    text = config.read_text().replace("workers = 1", "workers = 2")
+    config.write_text(text.replace('executor = "vectorised"', 'executor = "ray"'))
+    assert read_values(run)["workers"] == 2 and read_values(run)["executor"] == "ray"
 
 
 def test_a_summary_that_is_not_json_is_told(run, capsys):

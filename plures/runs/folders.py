@@ -89,8 +89,9 @@ def read_values(folder: Path) -> dict[str, Any]:
 
 
 def _sum_of_options(values: dict[str, Any]) -> str:
-    """The SHA-256 of the options that any number in the record depends on."""
-    return sum_of({key: value for key, value in values.items() if key not in HOW_IT_IS_RUN})
+    """The SHA-256 of the options that any number in the record depends on; a run may be resumed without Ray."""
+    kept = {key: value for key, value in values.items() if key not in HOW_IT_IS_RUN}
+    return sum_of(kept | ({"executor": "vectorised"} if kept.get("executor") == "ray" else {}))
 
 
 def _sum_of_file(path: Path) -> str:
