@@ -21,7 +21,7 @@ from plures.runs.simulation import open_simulation, resume
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def campaign(tmp_path, *kinds, most=3):
+def campaign(tmp_path, *kinds, most=2):
     command = [sys.executable, "scripts/faults.py", "run", *kinds, "--most", str(most), "--out", str(tmp_path)]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)

@@ -35,6 +35,10 @@ class Outcome(NamedTuple):
         return self.outcome in ("survived", "told")
 
 
+class NotTried(Exception):
+    """A trial that this machine cannot do now; it is not recorded, and tried again by the next campaign."""
+
+
 class Ended(NamedTuple):
     """How a command ended."""
 
@@ -115,6 +119,8 @@ def run(
     left = wait_for_others(process)
     text = log.read_text(encoding="utf-8", errors="replace")
     log.unlink()
+    if "Ray did not start" in text:  # that says a machine with too much to do
+        raise NotTried("Ray did not start")
     return Ended(os.waitstatus_to_exitcode(status), text + left, taken, hung or bool(left))
 
 
