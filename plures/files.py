@@ -2,10 +2,12 @@
 
 import errno
 import fcntl
+import hashlib
+import json
 import os
 import tomllib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -47,6 +49,15 @@ def flush_folder(folder: Path) -> None:
         os.close(handle)
 
 
+@contextmanager
+def telling_disk_failures(where: Path) -> Iterator[None]:
+    """What the disk refuses in here is told in words."""
+    try:
+        yield
+    except OSError as error:
+        raise disk_failure(error, where) from error
+
+
 def disk_failure(error: OSError, where: Path) -> RunFailed:
     """The error for a write that failed."""
     said = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else (error.strerror or str(error))
@@ -73,10 +84,8 @@ os.register_at_fork(after_in_child=_forget_locks)
 @contextmanager
 def lock(path: Path, what: str, note: str = "") -> Iterator[None]:
     """Let only one process run at a time. The file holds its number, for `stop`, and a note that survives a crash."""
-    try:
+    with telling_disk_failures(path.parent):
         file = open(path, "a+", encoding="utf-8")
-    except OSError as error:
-        raise disk_failure(error, path.parent) from error
     try:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -85,14 +94,17 @@ def lock(path: Path, what: str, note: str = "") -> Iterator[None]:
             holder = (file.read().split() or ["unknown"])[0]
             raise UsageError(f"{what} is running already, as process {holder} ({path})") from None
         _held.add(file)
-        file.truncate(0)
-        file.write(f"{os.getpid()} {note}\n")
-        file.flush()
+        with telling_disk_failures(path.parent):
+            file.truncate(0)
+            file.write(f"{os.getpid()} {note}\n")
+            file.flush()
         yield
-        file.truncate(0)
+        with suppress(OSError):  # what it says is of no use to anybody any more
+            file.truncate(0)
     finally:
         _held.discard(file)
-        file.close()
+        with suppress(OSError):
+            file.close()
 
 
 @contextmanager
@@ -165,6 +177,11 @@ def parse_toml(text: str) -> dict[str, Any]:
 def to_toml(values: dict[str, Any]) -> str:
     """Values as TOML; tables come after plain values."""
     return tomli_w.dumps(values)
+
+
+def sum_of(values: Any) -> str:
+    """The SHA-256 of values that can be written as JSON, whatever the order of their names."""
+    return hashlib.sha256(json.dumps(json.loads(json.dumps(values)), sort_keys=True).encode()).hexdigest()
 
 
 def in_bytes(n: float) -> str:

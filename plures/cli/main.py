@@ -370,6 +370,12 @@ def call(arguments: list[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         print("plures: interrupted", file=sys.stderr)
         return signals.EXIT_CODE
+    except OSError as error:
+        if debug:
+            raise
+        of = f"{error.filename}: " if error.filename else ""
+        print(f"plures: {of}{error.strerror or error}; --debug shows the traceback", file=sys.stderr)
+        return 4
     except Exception as error:
         if hasattr(error, "exit_code") and hasattr(error, "format_message"):  # a usage error of the parser
             print(f"plures: {_said_once(error.format_message())}", file=sys.stderr)

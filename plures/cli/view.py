@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from plures.files import in_bytes
+from plures.files import in_bytes, telling_disk_failures
 from plures.learn.metrics import ACCURACY, Metric
 from plures.runs.callbacks import Callback
 from plures.runs.loop import Result
@@ -35,7 +35,7 @@ class ProgressReport(Callback):
 
     def note(self, line: str) -> None:
         if self.log is not None:
-            with open(self.log, "a", encoding="utf-8") as file:
+            with telling_disk_failures(self.log.parent), open(self.log, "a", encoding="utf-8") as file:
                 file.write(line + "\n")
 
     def say(self, line: str) -> None:

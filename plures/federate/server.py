@@ -35,8 +35,8 @@ from plures.methods.messages import one_of
 from plures.methods.spec import all_settings
 from plures.runs import results
 from plures.runs.callbacks import Callback, Say
-from plures.runs.config import Config, config_toml
-from plures.runs.folders import read_config
+from plures.runs.config import Config
+from plures.runs.folders import read_config, write_config
 from plures.runs.loop import Result, play_run
 from plures.runs.scene import (
     Scene,
@@ -620,8 +620,8 @@ def _check_numbers(upload: Tree, n_clients: int) -> None:
 def write_start(config: Config, about: About, folder: Path) -> Scene:
     """Write the config and the clients of a new run to its folder, and make its scene."""
     scene = make_scene(config, about)
-    write_text(folder / "config.toml", config_toml(scene.config))
     write_text(folder / ABOUT, about.to_json())
+    write_config(folder, scene.config)
     return scene
 
 
@@ -629,8 +629,9 @@ def open_scene(folder: Path) -> tuple[Scene, About]:
     """The scene of a run that was started before, and its experiment."""
     if not (folder / ABOUT).exists():
         raise UsageError(f"{folder} is not the folder of a federated run: it has no {ABOUT}")
+    config = read_config(folder)  # which checks the file of the clients, too
     about = About.from_json((folder / ABOUT).read_text(encoding="utf-8"))
-    return make_scene(read_config(folder), about), about
+    return make_scene(config, about), about
 
 
 def play(clients: FederatedClients, callback: Callback) -> Result:

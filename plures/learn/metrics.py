@@ -88,8 +88,11 @@ def _probabilities(outputs: np.ndarray) -> np.ndarray:
 def _is_there(outputs: np.ndarray, y: np.ndarray, target: Target) -> list[tuple[np.ndarray, np.ndarray]]:
     """(whether it is there, how sure the model is) for every class or label of which some rows are, and some are not.
 
-    Of two classes, only the second is looked at: the first says the same.
+    Of two classes, only the second is looked at: the first says the same. Outputs that are not finite cannot be ranked:
+    then there is none.
     """
+    if not np.isfinite(outputs).all():
+        return []
     if target.kind == "labels":
         pairs = [(y[:, k] > 0, outputs[:, k]) for k in range(y.shape[1])]
     elif outputs.shape[1] == 2:
@@ -152,6 +155,8 @@ def balanced_accuracy(outputs: np.ndarray, y: np.ndarray, target: Target) -> flo
 
 def calibration_error(outputs: np.ndarray, y: np.ndarray, target: Target) -> float:
     """How far the model's confidence is from how often it is right, in the mean over bins of confidence."""
+    if not np.isfinite(outputs).all():
+        return math.nan
     if target.kind == "labels":
         sure = 1 / (1 + np.exp(-np.abs(outputs.astype(np.float64)))).ravel()
         right = ((outputs > 0) == (y > 0)).ravel()

@@ -61,7 +61,7 @@ def gather_insides(groups: list[Group], notes: list[str]) -> list[Inside]:
         pictures: list[Picture] = []
         with note_failures(group.label, notes), ExitStack() as stack:
             if paths := find_insides(group.runs[0]):
-                opened = _open_group(group, groups, stack)
+                opened = _open_group(group, groups, stack, notes)
                 for path in paths:
                     with note_failures(group.label, notes):
                         pictures += _make_pictures(path, opened, pictures)
@@ -76,17 +76,17 @@ def find_insides(run: RunRecord) -> list[str]:
     return list(dict.fromkeys(layer.insides for layer in chain(method) if layer.insides))
 
 
-def _open_group(group: Group, groups: list[Group], stack: ExitStack) -> Opened:
-    """The first run of a group, open until the stack ends."""
-    simulation = stack.enter_context(open_simulation(group.runs[0].folder))
-    return Opened(simulation, group.label, group.look, partial(_open_fedavg, group, groups, stack))
+def _open_group(group: Group, groups: list[Group], stack: ExitStack, notes: list[str]) -> Opened:
+    """The first run of a group, open until the stack ends; that a checkpoint is torn becomes a note."""
+    simulation = stack.enter_context(open_simulation(group.runs[0].folder, notes.append))
+    return Opened(simulation, group.label, group.look, partial(_open_fedavg, group, groups, stack, notes))
 
 
-def _open_fedavg(group: Group, groups: list[Group], stack: ExitStack) -> Opened | None:
+def _open_fedavg(group: Group, groups: list[Group], stack: ExitStack, notes: list[str]) -> Opened | None:
     """FedAvg on the same split and seed, if it is among the groups."""
     for other in groups:
         if other is not group and find_twins(group.runs[0], "fedavg", other.runs[:1]):
-            return _open_group(other, groups, stack)
+            return _open_group(other, groups, stack, notes)
     return None
 
 

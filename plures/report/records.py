@@ -12,6 +12,7 @@ from plures.methods import METHODS
 from plures.methods.naming import parse
 from plures.runs import results
 from plures.runs.config import HOW_IT_IS_RUN, SCORING
+from plures.runs.folders import read_values
 
 Rows = list[dict[str, Any]]
 
@@ -63,12 +64,11 @@ def read_record(folder: Path) -> RunRecord:
     if not (folder / "summary.json").exists():
         raise UsageError(_why_no_summary(folder))
     try:
-        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-        tables = [results.read_csv(folder / name) for name in ("rounds.csv", "clients.csv")]
+        summary, rounds, clients = results.read_ended(folder)
         split = _hash_split(folder)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{folder} cannot be read as a run folder: {type(error).__name__}: {error}") from None
-    return RunRecord(folder, summary, read_toml(folder / "config.toml"), tables[0], tables[1], split)
+    return RunRecord(folder, summary, read_values(folder), rounds, clients, split)
 
 
 def _hash_split(folder: Path) -> str:
@@ -83,8 +83,11 @@ def _hash_split(folder: Path) -> str:
 def _why_no_summary(folder: Path) -> str:
     if not (folder / "config.toml").exists():
         return f"{folder} has no summary.json: it is not a run folder"
-    done = results.read_csv(folder / "rounds.csv")[-1:] if (folder / "rounds.csv").exists() else []
-    at = f"after round {done[0]['round']}" if done else "before round 1"
+    try:
+        done = results.read_csv(folder / "rounds.csv")[-1:]
+        at = f"after round {done[0]['round']}" if done else "before round 1"
+    except (OSError, ValueError, KeyError, TypeError):  # not there yet, or damaged
+        at = "before round 1, or rounds.csv cannot be read"
     wanted = read_toml(folder / "config.toml").get("rounds")
     return (
         f"{folder} has no summary.json: its run has not ended (it is {at}, of {wanted}); "

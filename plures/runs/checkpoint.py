@@ -20,7 +20,7 @@ from torch import Tensor
 
 from plures import tree
 from plures.errors import RunFailed
-from plures.files import disk_failure, flush_folder, write_flushed
+from plures.files import disk_failure, flush_folder, sum_of, write_flushed
 from plures.simulate.client_store import ClientStore
 from plures.tree import Tree
 
@@ -130,7 +130,7 @@ def write_parts(folder: Path, round: int, parts: Iterable[tuple[str, Tensors]], 
             sums[name] = hashlib.sha256(data).hexdigest()
             write_flushed(new / name, data)
         whole = manifest | {"round": round, "sha256": sums}
-        write_flushed(new / "manifest.json", json.dumps(whole | {"check": _sum_of(whole)}).encode())
+        write_flushed(new / "manifest.json", json.dumps(whole | {"check": sum_of(whole)}).encode())
         flush_folder(new)
         if target.exists():
             shutil.rmtree(target)
@@ -145,18 +145,13 @@ def whole_manifest(path: Path) -> dict[str, Any]:
     """The manifest of what `write_parts` wrote; raises if anything of it is not whole."""
     manifest: dict[str, Any] = json.loads((path / "manifest.json").read_bytes())
     expected = manifest.pop("check", None)
-    if expected != _sum_of(manifest) and not (expected is None and str(manifest["plures"]).startswith("0.1.")):
+    if expected != sum_of(manifest) and not (expected is None and str(manifest["plures"]).startswith("0.1.")):
         raise ValueError("its manifest has changed since it was written")
     for name, expected in manifest["sha256"].items():
         with open(path / name, "rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != expected:
                 raise ValueError("its tensors are not those of its manifest")
     return manifest
-
-
-def _sum_of(manifest: dict[str, Any]) -> str:
-    """The SHA-256 of a manifest without its own."""
-    return hashlib.sha256(json.dumps(json.loads(json.dumps(manifest)), sort_keys=True).encode()).hexdigest()
 
 
 def read_state(path: Path) -> Tensors:

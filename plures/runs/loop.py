@@ -3,7 +3,6 @@
 Simulation and federation differ in how clients are reached, which is behind `Clients`; everything else is here.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -13,7 +12,6 @@ from torch import nn
 
 from plures.engine import Usage
 from plures.errors import Interrupted, RunFailed, UsageError
-from plures.files import write_text
 from plures.runs import results
 from plures.runs.callbacks import Callback
 from plures.runs.predict import client_number, module_of, predict
@@ -177,15 +175,12 @@ def _how_to_resume(clients: Clients) -> str:
 def write_results(folder: Path, summary: dict[str, Any], rows: list[dict[str, Any]]) -> None:
     """What a run folder has when the run has ended."""
     results.write_clients(folder, rows)
-    write_text(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+    results.write_summary(folder, summary)
 
 
 def read_result(folder: Path) -> Result:
     """The numbers of a run that has ended, from its folder."""
-    try:
-        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UsageError(f"{folder} has no summary.json: is it a run folder, and has the run ended?") from None
-    return Result(
-        summary, results.read_csv(folder / "rounds.csv"), results.read_csv(folder / "clients.csv"), {}, folder
-    )
+    if not (folder / "summary.json").exists():
+        raise UsageError(f"{folder} has no summary.json: is it a run folder, and has the run ended?")
+    summary, rounds, clients = results.read_ended(folder)
+    return Result(summary, rounds, clients, {}, folder)

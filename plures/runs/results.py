@@ -2,7 +2,9 @@
 
 import csv
 import dataclasses
+import hashlib
 import io
+import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +15,8 @@ import numpy as np
 from plures import seeds, tree
 from plures._version import __version__
 from plures.data.population import Population
-from plures.files import disk_failure, write_text
+from plures.errors import DataError
+from plures.files import sum_of, telling_disk_failures, write_text
 from plures.learn.metrics import ACCURACY, METRICS, Metric
 from plures.learn.task import Task
 from plures.runs.config import Config
@@ -415,6 +418,43 @@ def new_clients(population: Population, found: NewClients, names: tuple[str, ...
     return out
 
 
+# summary.json
+
+
+def write_summary(folder: Path, summary: dict[str, Any]) -> None:
+    """Write summary.json, with the SHA-256 of itself and of the tables beside it, by which they are known again."""
+    sums = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in TABLES}
+    whole = summary | {"sha256": sums}
+    write_text(folder / "summary.json", json.dumps(whole | {"check": sum_of(whole)}, indent=2) + "\n")
+
+
+def read_ended(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]], list[dict[str, Any]]]:
+    """Summary, rounds and clients of a run that has ended; raises if any of them is not what was written."""
+    try:
+        summary: dict[str, Any] = json.loads((folder / "summary.json").read_bytes())
+        known = summary.pop("check", None)  # runs of earlier versions have none
+        if known is not None and known != sum_of(summary):
+            raise _damaged(folder, "summary.json")
+        for name, expected in summary.pop("sha256", {}).items():
+            if hashlib.sha256((folder / name).read_bytes()).hexdigest() != expected:
+                raise _damaged(folder, name)
+        return summary, read_csv(folder / "rounds.csv"), read_csv(folder / "clients.csv")
+    except (ValueError, AttributeError, TypeError):  # not JSON, or not a table
+        raise _damaged(folder, "summary.json, or a table beside it,") from None
+    except OSError as error:
+        raise DataError(f"{error.filename} cannot be read: {error.strerror}") from None
+
+
+def _damaged(folder: Path, what: str) -> DataError:
+    return DataError(
+        f"{what} of {folder} has changed since the run wrote it. Delete summary.json there; then `plures resume "
+        f"{folder}` writes it and its tables anew, from the last checkpoint"
+    )
+
+
+TABLES = ("rounds.csv", "clients.csv")
+
+
 # CSV files
 
 _ROUND_FIELDS = [field.name for field in dataclasses.fields(Round)]
@@ -444,11 +484,8 @@ def write_rounds(folder: Path, rounds: list[Round]) -> None:
 
 def append_round(folder: Path, row: Round) -> None:
     """Add a line to rounds.csv."""
-    try:
-        with open(folder / "rounds.csv", "a", encoding="utf-8") as file:
-            file.write(_csv(_ROUND_FIELDS, [row.to_json()], header=False))
-    except OSError as error:
-        raise disk_failure(error, folder) from error
+    with telling_disk_failures(folder), open(folder / "rounds.csv", "a", encoding="utf-8") as file:
+        file.write(_csv(_ROUND_FIELDS, [row.to_json()], header=False))
 
 
 def write_clients(folder: Path, rows: list[dict[str, Any]]) -> None:

@@ -12,15 +12,15 @@ import torch
 from plures import tree
 from plures.engine import Usage
 from plures.errors import RunFailed, UsageError
-from plures.files import lock, write_text
+from plures.files import lock, telling_disk_failures
 from plures.learn.metrics import ACCURACY
 from plures.methods.messages import Message, Same
 from plures.models.names import is_of_ours
 from plures.registry import doubting
-from plures.runs import results
+from plures.runs import checkpoint, results
 from plures.runs.callbacks import Callback, Callbacks, Say, say_nothing
-from plures.runs.config import Config, config_toml
-from plures.runs.folders import open_config, open_scene, write_start
+from plures.runs.config import Config
+from plures.runs.folders import open_config, open_scene, write_config, write_start
 from plures.runs.loop import Result, play_run, read_result
 from plures.runs.scene import Objects, Scene, make_scene, method_of
 from plures.runs.snapshots import Snapshots
@@ -312,8 +312,9 @@ def extend(folder: Path, rounds: int) -> None:
     if method_of(config).depends_on_rounds:
         raise UsageError(f"{config.method} plans its steps by the number of rounds; start a new run of {rounds} rounds")
     if rounds > config.rounds:
-        write_text(folder / "config.toml", config_toml(config.model_copy(update={"rounds": rounds})))
-        (folder / "summary.json").unlink(missing_ok=True)
+        with telling_disk_failures(folder):  # this first: killed in between, the run ends once more as it did
+            (folder / "summary.json").unlink(missing_ok=True)
+        write_config(folder, config.model_copy(update={"rounds": rounds}))
 
 
 @contextmanager
@@ -325,7 +326,8 @@ def open_simulation(folder: Path, say: Say = say_nothing, scene: Scene | None = 
     with one_thread():
         simulation = Simulation(scene, folder, say)
         try:
-            simulation.state.load()
+            if not simulation.state.load() and checkpoint.folders(folder / "checkpoint"):
+                raise RunFailed(f"no checkpoint in {folder} can be read; `plures resume` plays the run anew")
             yield simulation
         finally:
             simulation.close()

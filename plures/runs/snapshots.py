@@ -6,14 +6,17 @@ and the spacing doubles. Which ones are left depends on the round alone, so a ru
 files.
 """
 
+import hashlib
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor
 
 from plures import tree
-from plures.files import write_bytes
+from plures.errors import DataError
+from plures.files import telling_disk_failures, write_bytes
 from plures.methods.messages import one_of
 from plures.runs.callbacks import Callback
 from plures.runs.checkpoint import stored
@@ -47,11 +50,19 @@ def keep(state: RunState) -> None:
     folder, number = state.folder / FOLDER, state.round // every
     apart = spacing(number, allowed)
     if number % apart == 0:
-        folder.mkdir(exist_ok=True)
-        write_bytes(folder / f"{state.round:06d}.safetensors", save(tensors))
+        write_bytes(folder / f"{state.round:06d}.safetensors", save(tensors, metadata={"sha256": _sum(tensors)}))
     for path in folder.glob("[0-9]*.safetensors"):
         if int(path.stem) // every % apart:
-            path.unlink()
+            with telling_disk_failures(folder):
+                path.unlink()
+
+
+def _sum(tensors: dict[str, Tensor]) -> str:
+    """The SHA-256 of a snapshot's tensors, by name."""
+    total = hashlib.sha256()
+    for name, x in sorted(tensors.items()):
+        total.update(f"{name} {x.dtype} {tuple(x.shape)}".encode() + x.contiguous().numpy().tobytes())
+    return total.hexdigest()
 
 
 def snapshot(state: RunState) -> dict[str, Tensor]:
@@ -80,7 +91,19 @@ def shown_client(state: RunState) -> int:
 def read(folder: Path) -> dict[int, dict[str, Tensor]]:
     """Round -> tensors by name, of a run folder; none if it has no snapshots."""
     found = sorted((folder / FOLDER).glob("[0-9]*.safetensors"))
-    return {int(path.stem): load_file(path) for path in found}
+    return {int(path.stem): _read_one(path) for path in found}
+
+
+def _read_one(path: Path) -> dict[str, Tensor]:
+    try:
+        with safe_open(path, "pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
+            known = (file.metadata() or {}).get("sha256")
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"the snapshot {path} cannot be read: {error}") from None
+    if known is not None and known != _sum(tensors):
+        raise DataError(f"the snapshot {path} has changed since it was written")
+    return tensors
 
 
 def below(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -7,15 +7,17 @@ import numpy as np
 import torch
 
 from plures.data.batches import batches_per_epoch
+from plures.methods.base import Schedule
 from plures.runs.callbacks import say_nothing
 from plures.runs.config import Config
-from plures.runs.scene import Scene
+from plures.runs.scene import Scene, method_of
 from plures.runs.simulation import Simulation, settle
 from plures.simulate.workers import one_thread
 
 BATCHES = 3  # of each client, in a round that is tried
 TEST_ROWS = 64  # of each client
 ROUNDS = 3  # that are tried; the first compiles, and FedALA's second has its long first stage
+EPOCHS, STEPS = 3, 10  # most that a client trains in a round that is tried
 
 
 class TryOut(NamedTuple):
@@ -34,11 +36,14 @@ class TryOut(NamedTuple):
 def try_out(scene: Scene) -> TryOut:
     """Play some rounds on a few rows of each client. Raises what the run would raise."""
     population, config = scene.population, scene.config
+    scene = _shorter(scene)
+    short = scene.config
     few = population._replace(
         train=[rows[: BATCHES * config.batch] for rows in population.train],
         test=[rows[:TEST_ROWS] for rows in population.test],
         validation=[rows[:TEST_ROWS] for rows in population.validation],
         pool=np.zeros(0, np.int64),
+        work=scene.population.work,
     )
     began = time.perf_counter()
     scene = settle(scene)
@@ -65,7 +70,26 @@ def try_out(scene: Scene) -> TryOut:
         return max(1, sum(map(len, test)))
 
     longer = 1.0 if config.steps is not None else steps(population.train) / steps(few.train)
+    if population.work is not None and few.work is not None:
+        longer *= sum(population.work) / sum(few.work)
+    elif config.steps is not None and short.steps is not None:
+        longer *= config.steps / short.steps
+    else:
+        longer *= max(1, config.epochs) / max(1, short.epochs)
     return TryOut(start, longer * of_round, n_rows(population.test) / n_rows(few.test) * of_evaluation)
+
+
+def _shorter(scene: Scene) -> Scene:
+    """The scene with clients that train for a few epochs or steps, if they would for many."""
+    config, population = scene.config, scene.population
+    steps = None if config.steps is None else min(config.steps, STEPS)
+    fewer = {"epochs": min(config.epochs, EPOCHS), "steps": steps, "new_epochs": min(config.new_epochs, EPOCHS)}
+    config = config.model_copy(update=fewer)
+    if population.work is not None:
+        most = EPOCHS if steps is None else STEPS
+        population = population._replace(work=(min(population.work[0], most), min(population.work[1], most)))
+    schedule = Schedule(len(population.train), config.rounds, config.participation)
+    return scene._replace(config=config, method=method_of(config).with_schedule(schedule), population=population)
 
 
 def in_words(found: TryOut, config: Config) -> str:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from plures import tree
-from plures.files import disk_failure
+from plures.files import telling_disk_failures
 from plures.tree import Tree
 
 _ALIGN = 64  # as torch allocates, so that kernels take the same path for the same numbers
@@ -35,16 +35,15 @@ def table(template: Tree, n: int, folder: Path | None = None) -> Tree:
     if folder is None:
         memory = mmap.mmap(-1, size)
     else:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix="rows-", dir=folder)
-        os.unlink(name)  # the pages go when the run does, however it ends
-        try:
-            os.posix_fallocate(handle, 0, size)  # else a full disk would end the run by a signal, without a word
-            memory = mmap.mmap(handle, size)
-        except OSError as error:
-            raise disk_failure(error, folder) from error
-        finally:
-            os.close(handle)
+        with telling_disk_failures(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(prefix="rows-", dir=folder)
+            try:
+                os.unlink(name)  # the pages go when the run does, however it ends
+                os.posix_fallocate(handle, 0, size)  # else a full disk would end the run by a signal, without a word
+                memory = mmap.mmap(handle, size)
+            finally:
+                os.close(handle)
     at = 0
 
     def carve(x: Tensor) -> Tensor:

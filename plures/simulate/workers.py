@@ -157,14 +157,17 @@ def _serve(mine: Connection, others: list[Connection], work: Work, tables: Table
     while True:
         try:
             job = Job(*json.loads(mine.recv_bytes()))
-        except EOFError:
+        except (EOFError, OSError):  # the main process has ended, or was killed
             os._exit(0)
         usage, failure = Usage(), ""
         try:
             usage = perform(work, tables, job)
         except BaseException as error:  # the main process raises it; this one must live on
             failure = error_line(error)
-        mine.send_bytes(json.dumps({"failure": failure, "usage": usage}).encode())
+        try:
+            mine.send_bytes(json.dumps({"failure": failure, "usage": usage}).encode())
+        except OSError:
+            os._exit(0)
 
 
 def job_failed(said: str) -> RunFailed:

@@ -4,7 +4,6 @@ A comparison that was stopped is resumed when the same one is asked for in the s
 the one that stopped is resumed.
 """
 
-import json
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -245,8 +244,9 @@ def _add_gains(runs: Runs, seed: int) -> None:
 
 def _rewrite(result: Result, summary: dict, clients: list[dict]) -> Result:
     if result.folder is not None:
+        (result.folder / "summary.json").unlink()  # so that a kill in between leaves a run that is resumed
         results.write_clients(result.folder, clients)
-        write_text(result.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+        results.write_summary(result.folder, summary)
     return result._replace(summary=summary, clients=clients)
 
 

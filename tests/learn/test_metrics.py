@@ -126,3 +126,11 @@ def test_interval_holds_the_mean_and_shrinks_with_the_number_of_clients():
     assert wide[0] < 0.55 and wide[1] > 0.45 and wide[1] - wide[0] > 5 * (narrow[1] - narrow[0])
     assert 4 * 0.1 / math.sqrt(1000) * 0.85 < narrow[1] - narrow[0] < 4 * 0.1 / math.sqrt(1000) * 1.15
     assert results.interval(np.array([0.5]), 0) is None
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("name", ["auc", "ap", "calibration"])
+def test_outputs_that_are_not_finite_are_not_measured(name, bad):
+    outputs = TWO.copy()
+    outputs[1, 0] = bad
+    assert math.isnan(METRICS[name].of(outputs, Y, Target()))
