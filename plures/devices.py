@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from plures.errors import UsageError
+from plures.files import in_bytes
 
 CPU = torch.device("cpu")
 WITHOUT_DOUBLE = {"mps"}  # types of devices that have no float64
@@ -33,6 +34,14 @@ def find(name: str) -> torch.device:
 
 def _missing(name: str, kind: str) -> str:
     return f"device {name}: torch {torch.__version__} finds no {kind} device on this machine; use --device cpu"
+
+
+def in_words(device: torch.device) -> str:
+    """What it is, for people to read."""
+    if device.type == "cuda":
+        found = torch.cuda.get_device_properties(device)
+        return f"{device}: {found.name}, {in_bytes(found.total_memory)}"
+    return str(device)
 
 
 def here(device: torch.device) -> AbstractContextManager[Any]:

@@ -16,8 +16,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 from plures import devices
 
 PRETENDED = torch.device("lazy")
-MOVES = (torch.ops.aten._to_copy.default,)
-NO_NUMBERS = (torch.ops.aten.cat.default, torch.ops.aten.stack.default)  # where torch takes no number of the CPU
+aten = torch.ops.aten
+MOVES = (aten._to_copy.default,)
+NO_NUMBERS = (aten.cat.default, aten.stack.default)  # where torch takes no number of the CPU
+RESHAPES = (aten.squeeze_.default, aten.squeeze_.dim, aten.squeeze_.dims, aten.unsqueeze_.default, aten.t_.default)
 
 
 class WrongDevice(RuntimeError):
@@ -86,6 +88,9 @@ def _compute(func, args, kwargs):
         if stays or torch.device(kwargs["device"]).type == "cpu":
             kwargs = kwargs | {"device": torch.device("cpu")}
     out = func(*tree_map(_inner, args), **tree_map(_inner, kwargs))
+    if there and func in RESHAPES:  # the shape of the tensor itself changes
+        args[0].data, args[0].inner = There(out), out
+        return args[0]
     return tree_map(_there, out) if stays else out
 
 

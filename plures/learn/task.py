@@ -297,7 +297,8 @@ class Task:
     def size(self) -> Size:
         """What the cost of a step is estimated from."""
         has_convolutions = any(x.dim() == 4 for x in self.initial.values())
-        return Size(self.flops, self.n_kernels, self.row_bytes, tree.n_bytes(self.initial), has_convolutions)
+        elsewhere = self.example.device.type != "cpu"
+        return Size(self.flops, self.n_kernels, self.row_bytes, tree.n_bytes(self.initial), has_convolutions, elsewhere)
 
     # Inference
 
@@ -398,6 +399,7 @@ class Task:
             return moved_once[id(x)]
 
         changed = copy.copy(self)
+        vars(changed).pop("size", None)  # which depends on the device
         changed.example = move(self.example)
         changed.initial, changed.frozen = tree.map(move, self.initial), tree.map(move, self.frozen)
         changed._public = None if self._public is None else Batch(*map(move, self._public))

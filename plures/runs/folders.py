@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from plures import devices
 from plures.data.partition import split_to_json
 from plures.errors import UsageError
 from plures.files import read_toml, write_text
@@ -20,6 +21,7 @@ def folder_name(method: str) -> str:
 
 def new_folder(config: Config, out: Path | None) -> Path:
     """The folder of a new run: `out`, which must not hold one yet, or a free name under runs/."""
+    devices.find(config.device)  # raises before a folder is made for nothing
     if out is None:
         name = folder_name(config.method)
         data = Path(config.data).stem.removeprefix("object:")

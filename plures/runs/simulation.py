@@ -256,7 +256,6 @@ def settle(scene: Scene) -> Scene:
 
 def start(scene: Scene, folder: Path | None, say: Say = say_nothing, callback: Callback = Callback()) -> Result:  # noqa: B008
     """A new run; with a folder, it first writes down what it is made of."""
-    devices.find(scene.config.device)  # before anything is written
     scene = settle(scene)
     if folder is not None:
         write_start(folder, scene)
