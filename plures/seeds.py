@@ -69,9 +69,9 @@ def normal(key: "Tensor", shape: tuple[int, ...], stream: int = 0) -> "Tensor":
     whole numbers behind `uniform` are not.
     """
     if key.device.type != "cpu":
-        from plures import devices  # here, as torch above
+        import torch  # as above
 
-        with devices.here(devices.CPU):
+        with torch.device("cpu"):
             return normal(key.cpu(), shape, stream).to(key.device)
     radius = (-2 * (-uniform(key, shape, 2 * stream)).log1p()).sqrt()
     return radius * (2 * math.pi * uniform(key, shape, 2 * stream + 1)).cos()

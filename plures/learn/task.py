@@ -152,8 +152,9 @@ class _Body:
 
     def on(self, move: Callable[[Tensor], Tensor]) -> "_Body":
         """A copy in which the tensors that stay in their places are moved: frozen ones, and buffers of the module."""
-        held = [x for m in self.module.modules() for group in (m._parameters, m._buffers, vars(m)) for x in group.values()]
-        return copy.deepcopy(self, {id(x): move(x) for x in held if isinstance(x, Tensor)})
+        groups = [group for m in self.module.modules() for group in (m._parameters, m._buffers, vars(m))]
+        held = [x for group in groups for x in group.values() if isinstance(x, Tensor)]
+        return copy.deepcopy(self, {id(x): move(x) for x in held})
 
 
 class Task:

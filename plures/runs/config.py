@@ -164,7 +164,7 @@ class Config(BaseModel):
     )
     precision: Literal["float32", "float64", "bf16"] = Field(
         "float32",
-        description="type of weights and numbers in the data; bf16: weights are float32, and models compute in bfloat16",
+        description="type of weights and numbers in the data; bf16: weights are float32, and products in models bfloat16",
     )
     device: str = Field("cpu", description="where tensors are and models compute: cpu, cuda, cuda:1 and so on, or mps")
 
@@ -228,7 +228,7 @@ class Config(BaseModel):
                 f"a run on the device {self.device} is one process, got {self.workers} workers; leave workers out"
             )
         if self.executor == "ray":
-            raise ValueError(f"the executor ray computes on the CPU, and device is {self.device}; leave one of them out")
+            raise ValueError(f"the executor ray computes on the CPU, and device is {self.device}; leave one out")
         if self.device == "mps" and self.precision == "float64":
             raise ValueError("the device mps has no float64; choose another precision or another device")
 

@@ -65,8 +65,8 @@ class InProcess:
                 total = total.plus(perform(self._work, self._tables, job))
             except torch.OutOfMemoryError:
                 raise RunFailed(
-                    f"the device has too little memory for {len(job.ids)} clients at once; choose a smaller --stack (for "
-                    "training), a smaller batch or a smaller model"
+                    f"the device has too little memory for {len(job.ids)} clients at once; choose a smaller --stack, a "
+                    "smaller batch or a smaller model"
                 ) from None
         return total
 
