@@ -164,7 +164,7 @@ class Config(BaseModel):
     )
     precision: Literal["float32", "float64", "bf16"] = Field(
         "float32",
-        description="type of weights and numbers in the data; bf16: weights are float32, and products in models bfloat16",
+        description="type of weights and numbers in the data; bf16: weights are float32, products in models bfloat16",
     )
     device: str = Field("cpu", description="where tensors are and models compute: cpu, cuda, cuda:1 and so on, or mps")
 
