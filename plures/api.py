@@ -82,7 +82,8 @@ def run(
     executor: Literal["auto", "vectorised", "one_by_one", "ray"] = "auto",
     stack: int | None = None,
     engine: str = "traced",
-    precision: Literal["float32", "float64"] = "float32",
+    precision: Literal["float32", "float64", "bf16"] = "float32",
+    device: str = "cpu",
     workers: int = 1,
     address: str | None = None,
     eval_every: int = 1,
@@ -165,7 +166,9 @@ def run(
         executor: how clients are run: `vectorised`, `one_by_one`, `ray`, or `auto`, the faster of the first two.
         stack: the most clients that are stacked together in training; if left out as many as pay.
         engine: how training steps are run: `traced` or `eager`.
-        precision: the type of weights and of numbers in the data, `float32` or `float64`.
+        precision: the type of weights and of numbers in the data, `float32` or `float64`; with `bf16` weights are
+            float32, and models compute in bfloat16.
+        device: where tensors are and models compute: `cpu`, `cuda`, `cuda:1` and so on, or `mps`.
         workers: processes of one thread each. They change nothing of the result.
         address: a running Ray cluster, which must be trusted, for the executor `ray`.
         eval_every: rounds between evaluations; 0 evaluates at the end only.
@@ -211,8 +214,8 @@ def compare(
     validation: float = 0.0, new_clients: int = 0, new_epochs: int = 5,
     attack: Literal["none", "labels", "random", "replace"] = "none", attackers: float = 0.2,
     executor: Literal["auto", "vectorised", "one_by_one", "ray"] = "auto", stack: int | None = None,
-    engine: str = "traced", precision: Literal["float32", "float64"] = "float32",
-    workers: int = 1, address: str | None = None, eval_every: int = 1,
+    engine: str = "traced", precision: Literal["float32", "float64", "bf16"] = "float32",
+    device: str = "cpu", workers: int = 1, address: str | None = None, eval_every: int = 1,
     unchosen: Literal["carry", "refresh"] = "carry", pool_rows: int | None = None,
     pool_every: int = 0, personal_epochs: int = 0, metric: str | None = None,
     metrics: Literal["one", "all"] | None = None, goal: float | None = None, checkpoint_every: int = 10,

@@ -63,6 +63,15 @@ def at_least(key: "Tensor", shape: tuple[int, ...], p: float, stream: int = 0) -
 
 
 def normal(key: "Tensor", shape: tuple[int, ...], stream: int = 0) -> "Tensor":
-    """Standard normal numbers for `key` (Box-Muller). Works under vmap."""
+    """Standard normal numbers for `key` (Box-Muller). Works under vmap.
+
+    They are computed on the CPU wherever the key is: logarithms and cosines are rounded differently elsewhere, and the
+    whole numbers behind `uniform` are not.
+    """
+    if key.device.type != "cpu":
+        import torch  # as above
+
+        with torch.device("cpu"):
+            return normal(key.cpu(), shape, stream).to(key.device)
     radius = (-2 * (-uniform(key, shape, 2 * stream)).log1p()).sqrt()
     return radius * (2 * math.pi * uniform(key, shape, 2 * stream + 1)).cos()

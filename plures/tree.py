@@ -13,6 +13,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from plures import devices
+
 Tree: TypeAlias = Any  # nested dicts and tuples of tensors
 Params: TypeAlias = dict[str, Tensor]
 Part: TypeAlias = Callable[[str], bool]
@@ -218,8 +220,12 @@ def repeat(tree: Tree, n: int) -> Tree:
 
 def mean(stacked: Tree, weights: Tensor) -> Tree:
     """The weighted mean over the first axis; weights need not sum to one."""
-    share = (weights.to(torch.float64) / weights.sum())[None]
-    return map(lambda x: share.to(x.dtype).mm(x.reshape(len(x), x.shape[1:].numel())).view(x.shape[1:]), stacked)
+    share = (devices.in_double(weights) / devices.in_double(weights.sum()))[None]
+
+    def mean_of(x: Tensor) -> Tensor:
+        return share.to(x.device, x.dtype).mm(x.reshape(len(x), x.shape[1:].numel())).view(x.shape[1:])
+
+    return map(mean_of, stacked)
 
 
 def n_bytes(tree: Tree) -> int:

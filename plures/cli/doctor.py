@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from plures import tree
+from plures import devices, tree
 from plures.data.batches import batches_per_epoch
 from plures.engine import Engine, cost_of
 from plures.engine.private import why_not_traced
@@ -39,6 +39,7 @@ def diagnosis(scene: Scene) -> list[str]:
         lines.append(f"           {layer}: {shapes}{mark}")
     if task.frozen:
         lines.append(f"frozen     {task.trained_in_words}; {in_bytes(tree.n_bytes(task.frozen))} are frozen")
+    lines.append(f"device     {devices.in_words(devices.find(config.device))}")
     lines.append(f"engine     {_engine_in_words(scene)}")
     ids = draw_cohort(eligible, config.participation, config.seed, 0, method.sampling)
     known = shapes_of(method, task, population.sizes())
@@ -73,6 +74,10 @@ def _engine_in_words(scene: Scene) -> str:
         return "eager, because clients run one by one"
     if Engine.parse(config.engine).kind == "eager":
         return "eager, as asked for"
+    if config.device != "cpu":
+        return "eager, because the fast engine is for the CPU"
+    if config.precision == "bf16":
+        return "eager, because the fast engine is for float32 and float64"
     reason = why_not_traced()
     return f"eager, because {reason}" if reason else "traced"
 

@@ -78,7 +78,7 @@ def collect(config: Path | None, given: dict[str, Any], settings: list[str] | No
     if "epochs" in given and "steps" in given:
         raise UsageError("--epochs and --steps are two ways to say how long clients train; give one of them")
     values["settings"] = chosen
-    values.setdefault("workers", n_cores())
+    values.setdefault("workers", n_cores() if values.get("device", "cpu") == "cpu" else 1)
     return values
 
 

@@ -139,7 +139,8 @@ def resume_tuning(folder: Path, workers: int | None, trust: bool, as_json: bool,
     wanted = read_tuning(folder)
     if given_as_object(wanted.config):
         raise UsageError(f"{folder} was given data or a model as an object, from Python: call plures.tune again")
-    config = wanted.config.model_copy(update={"workers": workers or n_cores()})
+    alone = wanted.config.device != "cpu"  # a device is used by one process
+    config = wanted.config.model_copy(update={"workers": 1 if alone else workers or n_cores()})
     with doubting(folder, trust), telling_how_to_resume(folder, "tuning.toml"):
         play_tuning(wanted._replace(config=config), folder, as_json, quiet)
 

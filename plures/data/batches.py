@@ -50,6 +50,10 @@ class Plan(NamedTuple):
     mask: Tensor  # [client-step, batch]
     keys: Tensor  # [client-step]
 
+    def on(self, device: torch.device) -> "Plan":
+        """The same with the tensors that batches are cut by on a device."""
+        return self._replace(rows=self.rows.to(device), mask=self.mask.to(device), keys=self.keys.to(device))
+
 
 def batches_per_epoch(sizes: np.ndarray, batch: int, smallest: int, last_batch: LastBatch) -> np.ndarray:
     """How many batches the rows of each client make; none has fewer rows than `smallest`, unless it is the only one."""
@@ -164,7 +168,7 @@ class Batches(NamedTuple):
 
     def n_full(self, steps: np.ndarray) -> float:
         """The rows in the first `steps` steps of each client, counted in full batches."""
-        rows = self.plan.mask.sum(1).numpy()
+        rows = self.plan.mask.sum(1).cpu().numpy()
         t = np.repeat(np.arange(len(self.plan.live)), self.plan.live)
         client = np.arange(len(rows)) - np.repeat(self.plan.start[:-1], self.plan.live)
         return float(rows[t < steps[client]].sum()) / self.plan.mask.shape[1]

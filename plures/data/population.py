@@ -51,6 +51,7 @@ class Population(NamedTuple):
     last_batch: LastBatch = "keep"  # in training, what becomes of rows that fill no batch
     target: Target = Target()
     work: tuple[int, int] | None = None  # least and most epochs (or steps) of a round, if clients do different amounts
+    moved: tuple[Tensor, Tensor] | None = None  # x and y on the device that models compute on, if that is not the CPU
 
     def fingerprints(self) -> dict[str, str]:
         """What all rows are, and who has which: changed data must not be taken for the same."""
@@ -58,6 +59,10 @@ class Population(NamedTuple):
             "rows": _fingerprint([self.x.numpy(), self.y.numpy()]),
             "split": _fingerprint([*self.train, *self.test]),
         }
+
+    def on(self, device: torch.device) -> "Population":
+        """The clients with their rows on a device as well: there is where shards look for them."""
+        return self if device.type == "cpu" else self._replace(moved=(self.x.to(device), self.y.to(device)))
 
     def eligible(self) -> list[int]:
         """The clients that have training rows; the others never take part."""
@@ -132,9 +137,10 @@ class Population(NamedTuple):
             rows[i, : sizes[i]] = own[i]
             if self.target.is_classes:
                 counts[i] = np.bincount(labels[self.train[client]].ravel(), minlength=self.n_classes)
-        return Shard(
-            self.x,
-            self.y,
+        x, y = self.moved or (self.x, self.y)
+        found = Shard(
+            x,
+            y,
             torch.from_numpy(rows),
             torch.from_numpy(sizes),
             torch.from_numpy(counts),
@@ -144,6 +150,7 @@ class Population(NamedTuple):
             torch.full((len(own),), LAST_BATCH.index(self.last_batch)),
             torch.tensor([self._amount(round, i) for i in ids]),
         )
+        return Shard(*[part.to(x.device) for part in found])
 
     def _amount(self, round: int, client: int) -> int:
         """How many epochs, or steps, a client trains in a round, where this is drawn."""

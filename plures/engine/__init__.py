@@ -53,6 +53,7 @@ __all__ = [
 
 ASKED_FOR = "the engine is eager"
 ONE_BY_ONE = "clients run one by one"
+ELSEWHERE = "the fast engine is for the CPU, and the tensors are on {}"
 
 
 class Values(NamedTuple):
@@ -78,7 +79,10 @@ def compile_step(
     plain = eager_step(objective, signature)
     engine = current()
     if not stacked or engine.kind == "eager":
-        return Step(plain, ASKED_FOR if stacked else ONE_BY_ONE)
+        return Step(plain, engine.why_eager or ASKED_FOR if stacked else ONE_BY_ONE)
+    device = tensors[0].device
+    if device.type != "cpu":
+        return Step(plain, ELSEWHERE.format(device.type))
     key = (engine, name_of(objective), signature, repeats, _shapes(tensors, signature.dims))
     if key not in _steps:
         roles: list[Role] = ["trained"] * signature.n_params
@@ -100,7 +104,7 @@ def eager_step(objective: Callable[..., Tensor], signature: Signature) -> Callab
 def compile_values(fn: Callable[..., tree.Tree], signature: Signature, tensors: list[Tensor]) -> Values:
     """What `fn(params, batch, *given)` gives for a stack of clients, without gradients; kept like steps."""
     engine = current()
-    key = (engine, name_of(fn), signature, _shapes(tensors, signature.dims))
+    key = (engine, name_of(fn), signature, _shapes(tensors, signature.dims), tensors[0].device)
     if key not in _values:
         call = over_clients(fn, signature)
 
@@ -109,7 +113,7 @@ def compile_values(fn: Callable[..., tree.Tree], signature: Signature, tensors: 
 
         _, spec = tree.flatten(call(*tensors))
         run: Callable[[list[Tensor]], list[Tensor]] = plain
-        if engine.kind == "traced":
+        if engine.kind == "traced" and tensors[0].device.type == "cpu":
             try:
                 run = trace_values(plain, tensors, signature.dims, engine)
             except NotTraced as reason:

@@ -24,6 +24,7 @@ class Engine(NamedTuple):
 
     kind: Literal["traced", "eager"] = "traced"
     off: tuple[str, ...] = ()
+    why_eager: str = ""  # where it was not asked for
 
     @staticmethod
     def parse(text: str) -> "Engine":

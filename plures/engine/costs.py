@@ -21,6 +21,7 @@ class Size(NamedTuple):
     row_bytes: int  # of the outputs of all layers for one row
     weight_bytes: int
     has_convolutions: bool
+    elsewhere: bool = False  # whether it computes on another device than the CPU
 
 
 class Cost(NamedTuple):
@@ -37,6 +38,8 @@ class Cost(NamedTuple):
 
 def cost_of(model: Size, batch: int, n_passes: int, client_bytes: int) -> Cost:
     """Of steps that pass through the model so many times with batches of this size."""
+    if model.elsewhere:  # a guess: a call costs as much for many clients as for one, and memory is the only bound
+        return Cost(0.0, 1.0, max(1, GROUP_BYTES // client_bytes))
     step = n_passes * model.flops * batch / 2e10
     calls = max(7e-4, 1e-5 * n_passes * model.n_kernels)  # a recurrent net calls very many kernels
     # Kernels for convolutions are slower for one client than for four in a stack.

@@ -32,6 +32,7 @@ SIMULATION_ONLY = (  # options that a federation does not have
     *[
         "engine",
         "precision",
+        "device",
         "stack",
         "client_column",
         "target",

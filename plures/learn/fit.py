@@ -75,7 +75,7 @@ def fit(
             n == 1 and engine.is_faster_alone(engine.convolutions(tensors, dims[: n_params + n_given]))
         )
         signature = Signature(params_spec, n_params, given_spec, stack.given_dims, alone)
-        sizes, smallest = stack.shard.size.numpy(), int(stack.shard.smallest.max())
+        sizes, smallest = stack.shard.size.cpu().numpy(), int(stack.shard.smallest.max())
         last_batch = LAST_BATCH[int(stack.shard.last_batch.max())]
         n_steps = stack.length
         if unit == "epochs":
@@ -118,9 +118,10 @@ def measure(
         alone = is_single or (n == 1 and engine.is_faster_alone(engine.convolutions(tensors, dims[: len(leaves)])))
         signature = Signature(nothing, 0, spec, stack.given_dims, alone)
         together = batch is None and not alone and all(d is None for d in stack.given_dims)
-        largest = int(stack.shard.size.numpy().max(initial=1))
+        sizes = stack.shard.size.cpu().numpy()
+        largest = int(sizes.max(initial=1))
         width = NARROW if together else _width(batch or TEST_BATCH, largest)
-        n_steps = stack.length * batches_per_epoch(stack.shard.size.numpy(), width, 1, "keep")
+        n_steps = stack.length * batches_per_epoch(sizes, width, 1, "keep")
         planned = _plan(stack, n_steps, width, 1, shuffle=False, last_batch="keep")
         with torch.no_grad():
             totals, found = _sum_over(on_batch, signature, planned, together)
@@ -159,7 +160,7 @@ def _stack(tensors: list[Tensor], dims: list[int | None], n: int, n_params: int,
         tensors[n_params:first],
         tuple(dims[n_params:first]),
         shard,
-        stacked(len(tensors) - 1).numpy(),
+        stacked(len(tensors) - 1).cpu().numpy(),
     )
 
 
@@ -188,10 +189,12 @@ def _plan(
 ) -> _Planned:
     """Plan the batches of all clients, and sort the clients as the plan does."""
     shard = stack.shard
-    rows, sizes, keys = shard.rows.numpy(), shard.size.numpy(), shard.key.numpy()
-    plan = plan_batches(rows, sizes, keys, n_steps, batch, smallest, shuffle, last_batch)
-    order = torch.from_numpy(plan.sorted_clients)
-    is_sorted = bool((order == torch.arange(len(order))).all())  # as a rule: then large tensors need not be copied
+    rows, sizes, keys = (x.cpu().numpy() for x in (shard.rows, shard.size, shard.key))
+    device = shard.rows.device
+    plan = plan_batches(rows, sizes, keys, n_steps, batch, smallest, shuffle, last_batch).on(device)
+    order = torch.from_numpy(plan.sorted_clients).to(device)
+    # As a rule it is: then large tensors need not be copied.
+    is_sorted = bool((plan.sorted_clients == np.arange(len(plan.sorted_clients))).all())
 
     def sort(x: Tensor) -> Tensor:
         return x if is_sorted else x[order]
@@ -224,6 +227,7 @@ class _Training:
         self.place = np.arange(n)  # the clients still training, as places in the plan
         self.is_copy = False  # whether `params` is a copy of rows of `whole` and not a view of its first rows
         self.given, self.counts = planned.given, planned.batches.counts
+        self.device = planned.batches.counts.device
         self.loss_sum = torch.zeros(n)
 
     def run(self, compiled: bool) -> list[Tensor]:
@@ -251,7 +255,7 @@ class _Training:
                 self._keep(np.arange(n_live))
             if len(self.place) == 0:
                 break
-            at = torch.from_numpy(start + self.place) if self.is_copy else slice(start, start + len(self.place))
+            at = self._index(start + self.place) if self.is_copy else slice(start, start + len(self.place))
             losses, gradients = steps.take(t, Live(self.params, self.given, self.counts, self.place, at))
             self.optimizer.step(self.params, gradients, is_statistic, lr, self.paces)
             n_done += 1
@@ -265,12 +269,16 @@ class _Training:
         tensors = params_of_one, Batch(*[x[:1] for x in batch]), given_of_one
         _count_flops(self.objective, self.signature, batches.n_full(taken), *tensors, with_gradients=True)
         self._keep(np.zeros(0, np.int64))
-        n_steps = torch.from_numpy(taken)
+        n_steps = self._index(taken)
         return [*self.whole, self.loss_sum / n_steps.clamp(min=1), n_steps]
+
+    def _index(self, numbers: np.ndarray) -> Tensor:
+        """Whole numbers where the tensors are."""
+        return torch.from_numpy(numbers).to(self.device)
 
     def _add_losses(self, losses: Tensor) -> None:
         if self.is_copy:
-            self.loss_sum[torch.from_numpy(self.place)] += losses
+            self.loss_sum[self._index(self.place)] += losses
         else:
             self.loss_sum[: len(self.place)].add_(losses)
 
@@ -280,9 +288,9 @@ class _Training:
             return
         if self.is_copy:
             for whole, part in zip(self.whole, self.params, strict=True):
-                whole[torch.from_numpy(self.place)] = part
+                whole[self._index(self.place)] = part
         is_prefix = bool(np.array_equal(kept, np.arange(len(kept))))
-        pick: Any = slice(len(kept)) if is_prefix else torch.from_numpy(kept)
+        pick: Any = slice(len(kept)) if is_prefix else self._index(kept)
         self.is_copy = self.is_copy or not is_prefix
         self.params = [x[pick] for x in self.params]
         self.given = [x[pick] if d == 0 else x for x, d in zip(self.given, self.signature.given_dims, strict=True)]
@@ -340,7 +348,7 @@ def _sum_over(
     batches, plan, dims = planned.batches, planned.batches.plan, signature.given_dims
     if not len(plan.live):
         raise ValueError("nothing to measure: no client of the stack has a row")
-    owner = torch.from_numpy(np.concatenate([np.arange(live) for live in plan.live]))
+    owner = torch.from_numpy(np.concatenate([np.arange(live) for live in plan.live])).to(batches.counts.device)
     starts = np.r_[0 : len(owner) : TOGETHER, len(owner)] if together else plan.start
     # For models without convolutions a trace costs more than it saves: tests are few and large.
     is_compiled = bool(engine.convolutions(planned.given, dims)) and not signature.alone

@@ -100,5 +100,5 @@ def fingerprint(params: Params) -> str:
     total = hashlib.sha256()
     for name, x in sorted(params.items()):
         total.update(f"{name} {x.dtype} {tuple(x.shape)}".encode())
-        total.update(x.contiguous().numpy().tobytes())
+        total.update(x.contiguous().cpu().numpy().tobytes())
     return total.hexdigest()

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from plures import tree
+from plures import devices, tree
 from plures.engine import Gradient
 from plures.engine import private as torch_lists
 from plures.learn.solver import Solver
@@ -127,7 +127,7 @@ def adam(params: Tree, gradients: Tree, state: OptimizerState, lr: float) -> tup
     steps = state.steps + 1
     first = tree.map(lambda m, g: 0.9 * m + 0.1 * g, state.first, gradients)
     second = tree.map(lambda v, g: 0.999 * v + 0.001 * g * g, state.second, gradients)
-    count = steps.to(torch.float64)
+    count = devices.in_double(steps)
     of_first, of_second = 1 - 0.9**count, 1 - 0.999**count
 
     def moved(p: Tensor, m: Tensor, v: Tensor) -> Tensor:
@@ -143,7 +143,8 @@ def adam_rows(params: Tree, gradients: Tree, state: OptimizerState, lr: float) -
     second = tree.map(lambda v, g: 0.999 * v + 0.001 * g * g, state.second, gradients)
 
     def corrected(moment: Tensor, decay: float) -> Tensor:
-        return moment / (1 - decay ** steps.double()).to(moment.dtype).reshape(-1, *[1] * (moment.dim() - 1))
+        share = (1 - decay ** devices.in_double(steps)).to(moment.device, moment.dtype)
+        return moment / share.reshape(-1, *[1] * (moment.dim() - 1))
 
     def moved(p: Tensor, m: Tensor, v: Tensor) -> Tensor:
         return p - lr * corrected(m, 0.9) / (corrected(v, 0.999).sqrt() + SERVER_EPSILON)

@@ -27,6 +27,7 @@ from plures.learn import adapters
 from plures.learn.augment import augment, refuse_other_than_images
 from plures.learn.frozen import ALL_TRAIN, Chosen, fingerprint, frozen_names, in_words
 from plures.learn.losses import ROW_LOSSES, masked_mean
+from plures.learn.precision import in_bf16
 from plures.learn.stock import (
     Dropout,
     PlainFunctions,
@@ -178,6 +179,12 @@ class _Body:
         modules = self.module.modules()
         return [(m._parameters, k) for m in modules for k, x in m._parameters.items() if x is own]
 
+    def on(self, move: Callable[[Tensor], Tensor]) -> "_Body":
+        """A copy in which the tensors that stay in their places are moved: frozen ones, and buffers of the module."""
+        groups = [group for m in self.module.modules() for group in (m._parameters, m._buffers, vars(m))]
+        held = [x for group in groups for x in group.values() if isinstance(x, Tensor)]
+        return copy.deepcopy(self, {id(x): move(x) for x in held})
+
 
 class Task:
     """What there is to learn: a model as pure functions, and the names of its parts."""
@@ -201,6 +208,7 @@ class Task:
         if self._adapter is not None:
             module = adapters.adapted(copy.deepcopy(module), self._adapter, _find_head(module, n_classes))
         self._augmentation: tuple[str, ...] = ()
+        self._is_bf16 = False  # whether the model computes in bfloat16
         self._has_functions = has_fast_path(module)  # whether calls of functions have to be met
         whole: Params = {
             name: value.detach().clone()
@@ -319,7 +327,8 @@ class Task:
     def size(self) -> Size:
         """What the cost of a step is estimated from."""
         has_convolutions = any(x.dim() == 4 for x in self.initial.values())
-        return Size(self.flops, self.n_kernels, self.row_bytes, tree.n_bytes(self.initial), has_convolutions)
+        elsewhere = self.example.device.type != "cpu"
+        return Size(self.flops, self.n_kernels, self.row_bytes, tree.n_bytes(self.initial), has_convolutions, elsewhere)
 
     # Inference
 
@@ -329,6 +338,12 @@ class Task:
 
     def classify(self, params: Params, features: Tensor) -> Tensor:
         """The head: logits from features."""
+        if self._is_bf16:
+            with in_bf16(features.device):
+                return self._classify(params, features).float()
+        return self._classify(params, features)
+
+    def _classify(self, params: Params, features: Tensor) -> Tensor:
         weight, bias = self.head + ".weight", self.head + ".bias"
         return F.linear(
             features,
@@ -396,6 +411,31 @@ class Task:
         changed._public = Batch(x, y, torch.ones(len(x)), counts, torch.tensor(0))
         return changed
 
+    def in_bf16(self) -> "Task":
+        """The same task, whose model computes in bfloat16; weights, statistics, logits and losses are float32."""
+        changed = copy.copy(self)
+        changed._is_bf16 = True
+        return changed
+
+    def on(self, device: torch.device) -> "Task":
+        """The same task with its tensors on a device. The module that `as_module` gives stays on the CPU."""
+        if device == self.example.device:
+            return self
+        moved_once: dict[int, Tensor] = {}
+
+        def move(x: Tensor) -> Tensor:
+            if id(x) not in moved_once:
+                moved_once[id(x)] = x.detach().to(device)
+            return moved_once[id(x)]
+
+        changed = copy.copy(self)
+        vars(changed).pop("size", None)  # which depends on the device
+        changed.example = move(self.example)
+        changed.initial, changed.frozen = tree.map(move, self.initial), tree.map(move, self.frozen)
+        changed._public = None if self._public is None else Batch(*map(move, self._public))
+        changed._inference, changed._training = self._inference.on(move), self._training.on(move)
+        return changed
+
     def with_augmentation(self, kinds: tuple[str, ...]) -> "Task":
         """The same task, whose training images are changed at random."""
         refuse_other_than_images(kinds, self.example)
@@ -411,6 +451,12 @@ class Task:
 
     def _call(self, body: "_Body", params: Params, x: Tensor, key: Tensor | None = None) -> Tensor:
         """The body with these tensors in the places of its own, which hold nothing between calls."""
+        if self._is_bf16:
+            with in_bf16(x.device):
+                return self._call_body(body, params, x, key).float()
+        return self._call_body(body, params, x, key)
+
+    def _call_body(self, body: "_Body", params: Params, x: Tensor, key: Tensor | None) -> Tensor:
         try:
             for name, place, slot in body.slots:
                 place[slot] = params[name]

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from plures import seeds, tree
+from plures import devices, seeds, tree
 from plures.learn.fit import fit
 from plures.methods.base import Method, fine_tune, mean_of_seen, setting
 from plures.methods.messages import Each
@@ -124,8 +124,8 @@ class Apple(Method):
     def choose_wanted(self, weights, got, me, shard):
         """Whose cores to ask for: those it never got, then those with the largest weights; the last one at random."""
         n, m = len(weights), self.n_sent(len(weights))
-        wish = weights.abs().double() + 1e6 * (1 - got) - 1e9 * one_hot(me, n)
-        order = wish.argsort(descending=True, stable=True)[: n - 1]
+        size, unknown, own = (devices.in_double(x) for x in (weights.abs(), 1e6 * (1 - got), 1e9 * one_hot(me, n)))
+        order = (size + unknown - own).argsort(descending=True, stable=True)[: n - 1].to(weights.device)
         if m in (0, n - 1):
             return order[:m]
         first, rest = order[: m - 1], order[m - 1 :]

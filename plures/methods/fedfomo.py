@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from plures import seeds, tree
+from plures import devices, seeds, tree
 from plures.learn.fit import measure
 from plures.methods.base import Collected, Method, fine_tune, setting
 from plures.methods.messages import Each
@@ -77,10 +77,11 @@ class FedFomo(Collected):
         rate = self.explore * (1 - server.round / self.schedule.rounds).clamp(min=0)
         n_best = m - (lots < rate).sum(1, keepdim=True)  # places that go to the models with the largest sums
         last = 1e6 * server.seen - 1e9 * torch.nn.functional.one_hot(ids, n)  # who has uploaded no model comes last
-        by_sum = (server.affinity[ids] + 1e-6 * ties).double() + last
+        last = devices.in_double(last)
+        by_sum = devices.in_double(server.affinity[ids] + 1e-6 * ties) + last
         rank = by_sum.argsort(dim=1, descending=True, stable=True).argsort(dim=1)
-        priority = torch.where(rank < n_best, 1e12, ties.double() + last)
-        return priority.argsort(dim=1, descending=True, stable=True)[:, :m]
+        priority = torch.where(rank < n_best.to(rank.device), 1e12, devices.in_double(ties) + last)
+        return priority.argsort(dim=1, descending=True, stable=True)[:, :m].to(ids.device)
 
     def send(self, task, server, ids):
         chosen = self.choose_models(server, ids)

@@ -65,9 +65,9 @@ STORED_AS = {
 
 
 def stored(prefix: str, of: Tree) -> Tensors:
-    """The tensors of a tree by the paths that they have on disk, below a prefix."""
+    """The tensors of a tree, on the CPU, by the paths that they have on disk, below a prefix."""
     pairs = zip(_stored_names(of), tree.leaves(of), strict=True)
-    return {"/".join((prefix, *path)): x.contiguous() for path, x in pairs}
+    return {"/".join((prefix, *path)): x.contiguous().cpu() for path, x in pairs}
 
 
 def _stored_names(of: Tree) -> Iterator[tuple[str, ...]]:
@@ -180,12 +180,12 @@ def read(folder: Path) -> tuple[Checkpoint | None, list[str]]:
 
 
 def restore(template: Tree, tensors: dict[str, Tensor]) -> Tree:
-    """A tree like the template with the tensors of a checkpoint."""
-    _, spec = tree.flatten(template)
+    """A tree like the template with the tensors of a checkpoint, where those of the template are."""
+    leaves, spec = tree.flatten(template)
     names = ["/".join(path) for path in _stored_names(template)]
     if set(names) != set(tensors):
         raise RunFailed("the checkpoint holds other tensors than this method has; it is from another version")
-    return tree.unflatten([tensors[name] for name in names], spec)
+    return tree.unflatten([tensors[name].to(x.device) for name, x in zip(names, leaves, strict=True)], spec)
 
 
 def restore_rows(store: ClientStore, checkpoint: Checkpoint) -> None:

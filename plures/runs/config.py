@@ -162,7 +162,11 @@ class Config(BaseModel):
         description="how training steps are run: traced (fast) or eager (the reference); traced:winograd=off and the "
         "like switch off one of its passes",
     )
-    precision: Literal["float32", "float64"] = Field("float32", description="type of weights and numbers in the data")
+    precision: Literal["float32", "float64", "bf16"] = Field(
+        "float32",
+        description="type of weights and numbers in the data; bf16: weights are float32, products in models bfloat16",
+    )
+    device: str = Field("cpu", description="where tensors are and models compute: cpu, cuda, cuda:1 and so on, or mps")
 
     # These change nothing of the state.
     workers: int = Field(1, ge=1, description="worker processes, each with one thread")
@@ -209,9 +213,24 @@ class Config(BaseModel):
         self.work_range()
         if self.stack is not None and self.executor == "one_by_one":
             raise ValueError("stack is for stacked clients, and executor is one_by_one; leave one of them out")
+        self._check_device()
         if self.address is not None and self.executor != "ray":
             raise ValueError(f"address is for the executor ray, got {self.executor}; leave one of them out")
         return self
+
+    def _check_device(self) -> None:
+        if not re.fullmatch(r"cpu|cuda(:\d+)?|mps", self.device):
+            raise ValueError(f"device is cpu, cuda, cuda:1 (or another number) or mps; got {self.device!r}")
+        if self.device == "cpu":
+            return
+        if self.workers > 1:
+            raise ValueError(
+                f"a run on the device {self.device} is one process, got {self.workers} workers; leave workers out"
+            )
+        if self.executor == "ray":
+            raise ValueError(f"the executor ray computes on the CPU, and device is {self.device}; leave one out")
+        if self.device == "mps" and self.precision == "float64":
+            raise ValueError("the device mps has no float64; choose another precision or another device")
 
     @property
     def style(self) -> Literal["vectorised", "one_by_one"]:
@@ -264,7 +283,8 @@ class Config(BaseModel):
         return self._hash(set(HOW_IT_IS_RUN))
 
     def _hash(self, without: set[str]) -> str:
-        fields = older.left_out(self.model_dump(exclude=without) | {"executor": self.style})
+        same = {"executor": self.style, "device": self.device.partition(":")[0]}  # which one of several plays no part
+        fields = older.left_out(self.model_dump(exclude=without) | same)
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 

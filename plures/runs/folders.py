@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from plures import devices
 from plures.data.partition import split_to_json
 from plures.errors import DataError, Interrupted, UsageError
 from plures.files import parse_toml, read_toml, sum_of, write_text
@@ -26,6 +27,7 @@ def folder_name(method: str) -> str:
 
 def new_folder(config: Config, out: Path | None) -> Path:
     """The folder of a new run: `out`, which must not hold one yet, or a free name under runs/."""
+    devices.find(config.device)  # raises before a folder is made for nothing
     if out is None:
         name = folder_name(config.method)
         data = Path(config.data).stem.removeprefix("object:")

@@ -47,10 +47,18 @@ class Scene(NamedTuple):
     others: tuple[Metric, ...] = ()  # what is measured at the end, besides
     schema: str = ""  # of a table, as TOML
 
+    def on(self, device: torch.device) -> "Scene":
+        """The same with data and model on a device; the rows of new clients are in the same tables."""
+        population = self.population.on(device)
+        new_clients = self.new_clients and self.new_clients._replace(moved=population.moved)
+        return self._replace(task=self.task.on(device), population=population, new_clients=new_clients)
+
     def work(self, initial: Any) -> Work:
         """What the jobs of this run are done with; `initial` is the state of a client that has not taken part."""
-        engine = Engine.parse(self.config.engine)
         config = self.config
+        engine = Engine.parse(config.engine)
+        if config.precision == "bf16" and engine.kind == "traced":
+            engine = Engine("eager", (), "the fast engine is for float32 and float64, and precision is bf16")
         how = (config.style, engine, config.stack, config.new_epochs)
         return Work(self.method, self.task, self.population, initial, *how)
 
@@ -309,6 +317,7 @@ def task_of(
     task = build(in_precision, example, n_classes, config.seed, kind, chosen)
     kinds = augmentation.parse(config.augment)
     task = task.with_augmentation(kinds) if kinds else task
+    task = task.in_bf16() if config.precision == "bf16" else task
     if ":" not in split_sizes(name)[0]:
         _tasks[key] = task
     return task

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from plures import tree
+from plures import devices, tree
 from plures.engine import Usage
 from plures.errors import RunFailed, UsageError
 from plures.files import lock, telling_disk_failures
@@ -47,8 +47,11 @@ class Simulation:
 
     scores_late = False
 
-    def __init__(self, scene: Scene, folder: Path | None, say: Say) -> None:
-        self.state = state = RunState(scene, folder, say)
+    def __init__(self, scene: Scene, folder: Path | None, say: Say, device: torch.device = devices.CPU) -> None:
+        """On another device than the CPU, this and all that is done with it stands inside `devices.here`."""
+        self._at_home = scene  # on the CPU, for what is looked at when the run has ended
+        self.state = state = RunState(scene, folder, say, device=device)
+        scene = state.scene
         self.how_to_resume = f"resume it with: plures resume {folder}"
         keep_freed_memory()
         message, _ = state.send(state.eligible[:1])
@@ -150,12 +153,12 @@ class Simulation:
 
     def models(self) -> Mapping[int, Tree]:
         if self.state.folder is not None:
-            return ModelsOfFolder(self.state.folder, self.state.scene, self.state.eligible)
-        return ModelsInMemory(self.state.scene, {i: self.whole_model(i) for i in self.state.eligible})
+            return ModelsOfFolder(self.state.folder, self._at_home, self.state.eligible)
+        return ModelsInMemory(self._at_home, {i: self.whole_model(i) for i in self.state.eligible})
 
     def whole_model(self, client: int) -> Tree:
-        """The model of one client with the weights that do not train."""
-        return self.state.scene.task.whole(self.personal_model(client))
+        """The model of one client with the weights that do not train, on the CPU."""
+        return tree.map(torch.Tensor.cpu, self.state.scene.task.whole(self.personal_model(client)))
 
     def personal_model(self, client: int) -> Tree:
         """The model of one client, as `personalize` gives it now."""
@@ -208,7 +211,7 @@ def workers_of(config: Config) -> Callable[[Work, Tables, Message], Workers]:
     """Who does the jobs of a run."""
     if config.executor == "ray":
         return lambda work, tables, message: RayWorkers(work, tables, message, config.workers, config.address)
-    if config.workers > 1:
+    if config.workers > 1 and config.device == "cpu":  # a device is used by one process
         return lambda work, tables, message: Forked(work, tables, config.workers)
     return lambda work, tables, message: InProcess(work, tables)
 
@@ -223,8 +226,9 @@ def _in_short(ids: list[int]) -> str:
 def simulate(scene: Scene, folder: Path | None, say: Say, callback: Callback, resume: bool = False) -> Result:
     """A whole run. With `resume` it starts from the newest checkpoint in the folder."""
     alone = nullcontext() if folder is None else lock(folder / "pid", f"the run in {folder}")
-    with one_thread(), alone:
-        simulation = Simulation(scene, folder, say)
+    device = devices.find(scene.config.device)
+    with one_thread(), alone, devices.here(device):
+        simulation = Simulation(scene, folder, say, device)
         if resume:
             try:
                 simulation.state.load()
@@ -239,7 +243,7 @@ def settle(scene: Scene) -> Scene:
     config, method, task = scene.config, scene.method, scene.task
     if config.executor != "auto":
         return scene
-    if config.stack is not None:
+    if config.stack is not None or config.device != "cpu":  # which way is faster is known of the CPU alone
         return scene._replace(config=config.model_copy(update={"executor": "vectorised"}))
     with torch.no_grad():
         work = scene.work(method.init_client(task, task.initial))

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from plures import seeds, tree
+from plures import devices, seeds, tree
 from plures._version import __version__
 from plures.engine import KernelCount, Usage
 from plures.errors import DataError, RunFailed, UsageError
@@ -73,11 +73,19 @@ class RunState:
         say: Say,
         kept: Tree = None,
         limits: UpdateLimits | None = None,
+        device: torch.device = devices.CPU,
     ) -> None:
-        """`kept` is what is kept here of a client before it has taken part; if left out, its state."""
-        self.scene, self.folder, self.say = scene, folder, say
+        """`kept` is what is kept here of a client before it has taken part; if left out, its state.
+
+        All tensors are on the device, to which data and model of the scene are moved; on another one than the CPU, this
+        and all that is done with the state stands inside `devices.here`.
+        """
+        self.folder, self.say = folder, say
         # Where attacks are studied, nothing stands in their way.
         self.limits = limits or UpdateLimits(times_median=math.inf if scene.attackers else bounds.TIMES_MEDIAN)
+        with devices.here(devices.CPU):  # shapes are the same everywhere
+            self.shapes: Shapes = shapes_of(scene.method, scene.task, scene.population.sizes())
+        self.scene = scene = scene.on(device)
         config, task, method, population = scene.config, scene.task, scene.method, scene.population
         self.eligible = population.eligible()
         honest = [i for i in self.eligible if i not in scene.attackers]
@@ -90,14 +98,13 @@ class RunState:
         self.usage = Usage()  # before this process
         self.earlier, self.began = 0.0, time.perf_counter()  # seconds of the run before this process; when it began
         self.n_cohort = len(self.cohort())
-        self.shapes: Shapes = shapes_of(method, task, self.sizes)
         memory.refuse_too_large(memory.forecast(self.shapes, len(self.sizes), self.n_cohort))
         with torch.no_grad():
             federation = Federation(self.sizes, torch.tensor(seeds.key_of(config.seed, "server")))
             self.server: Tree = method.init_server(task, task.initial, federation)
             initial = method.init_client(task, task.initial) if kept is None else kept
         limit = config.memory_limit_mb << 20
-        self.store = ClientStore(initial, len(self.sizes), limit, folder / "state" if folder else None)
+        self.store = ClientStore(initial, len(self.sizes), limit, folder / "state" if folder else None, device)
 
     # One round
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from plures import devices
 from plures.data.batches import batches_per_epoch
 from plures.methods.base import Schedule
 from plures.runs.callbacks import say_nothing
@@ -47,8 +48,9 @@ def try_out(scene: Scene) -> TryOut:
     )
     began = time.perf_counter()
     scene = settle(scene)
-    with one_thread():
-        simulation = Simulation(scene._replace(population=few, new_clients=None), None, say_nothing)
+    device = devices.find(config.device)
+    with one_thread(), devices.here(device):
+        simulation = Simulation(scene._replace(population=few, new_clients=None), None, say_nothing, device)
         try:
             start = time.perf_counter() - began
             for _ in range(ROUNDS):

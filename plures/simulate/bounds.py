@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from plures import tree
+from plures import devices, tree
 from plures.methods.messages import Each, Message
 from plures.tree import Tree
 
@@ -24,7 +24,7 @@ def update_norms(message: Message, uploads: Tree) -> tuple[Tensor, Tensor]:
     What has no counterpart of its name and shape in the message counts as it is. Whole numbers do not count.
     """
     n = len(tree.leaves(uploads)[0])
-    moved, size = torch.zeros(n, dtype=torch.float64), torch.zeros(n, dtype=torch.float64)
+    moved, size = (devices.in_double(torch.zeros(n)) for _ in range(2))
     for x, old in _pairs(message, uploads):
         for i in range(n):  # one at a time, so that no second copy of all uploads is made
             before = None if old is None else old[i] if isinstance(message, Each) else old
@@ -34,6 +34,8 @@ def update_norms(message: Message, uploads: Tree) -> tuple[Tensor, Tensor]:
 
 
 def _norm(x: Tensor) -> Tensor:
+    if x.device.type in devices.WITHOUT_DOUBLE:
+        return devices.in_double(torch.linalg.vector_norm(x))
     return torch.linalg.vector_norm(x, dtype=torch.float64)
 
 
@@ -74,7 +76,8 @@ def reasons_to_refuse(
         return found
     moved, sent = (x.tolist() for x in update_norms(message, uploads))
     # The lower median: of two clients, the smaller update.
-    median = float(torch.tensor([x for x, fine in zip(moved, is_finite, strict=True) if fine]).double().median())
+    fine_ones = torch.tensor([x for x, fine in zip(moved, is_finite, strict=True) if fine])
+    median = float(devices.in_double(fine_ones).median())
     if median == 0:
         return found
     for i in range(n):
@@ -90,7 +93,7 @@ def cap_weights(sizes: Tensor, most_share: float) -> Tensor:
     """
     if most_share >= 1 or len(sizes) < 2:
         return sizes
-    ordered = sizes.double().sort().values
+    ordered = devices.in_double(sizes).sort().values
     for k in range(len(ordered)):  # the k largest get the same weight w, with w = share * (sum of the others + k w)
         if k * most_share >= 1:
             break
@@ -99,5 +102,5 @@ def cap_weights(sizes: Tensor, most_share: float) -> Tensor:
         largest = float(ordered[len(ordered) - 1 - k]) if k < len(ordered) else 0.0
         total = others + (k * cap if k else 0.0)
         if largest <= most_share * total + 1e-9:
-            return sizes if k == 0 else sizes.double().clamp(max=cap)
+            return sizes if k == 0 else devices.in_double(sizes).clamp(max=cap)
     return torch.ones_like(sizes)

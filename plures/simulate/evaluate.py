@@ -151,7 +151,7 @@ class Evaluator(NamedTuple):
     def _own_rows(self, outputs: Tensor, ids: list[int], rows: Rows) -> list[np.ndarray]:
         """[row, output] of each client, without padding."""
         population = self.executor.work.population
-        return [outputs[k, : len(population.rows_of(i, rows))].numpy() for k, i in enumerate(ids)]
+        return [outputs[k, : len(population.rows_of(i, rows))].cpu().numpy() for k, i in enumerate(ids)]
 
     def _measure(
         self, metrics: list[Metric], outputs: dict[str, list[np.ndarray]]
@@ -237,10 +237,10 @@ class Evaluator(NamedTuple):
         if generic_model is not None:
             shards = population.shards([0], "pool", "test", 0)
             fn = classes_function(Method(), task, lambda received, client, shard: received)
-            hits = run_group("one_by_one", fn, Same(generic_model), (), shards, shards)[0].numpy()
+            hits = run_group("one_by_one", fn, Same(generic_model), (), shards, shards)[0].cpu().numpy()
         n = np.bincount(population.y.numpy()[population.pool].ravel(), minlength=population.n_classes)
-        counts = population.shards(ids, "train", "pool", 0).counts.numpy()
-        return Pool(ids, n, personal.numpy(), hits, counts)
+        counts = population.shards(ids, "train", "pool", 0).counts.cpu().numpy()
+        return Pool(ids, n, personal.cpu().numpy(), hits, counts)
 
     def _mean_of_personal(self, server: Tree, round: int, new: set[int]) -> Params:
         """The mean of all personal models, weighted by rows: for methods that have no model for all."""

@@ -117,5 +117,5 @@ def _measure(
             continue
         for k, client in enumerate(group):
             rows = population.test[client]
-            out.append(metric.of(found[k, : len(rows)].numpy(), population.y[rows].numpy(), population.target))
+            out.append(metric.of(found[k, : len(rows)].cpu().numpy(), population.y[rows].numpy(), population.target))
     return out

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from plures import tree
 from plures.methods.messages import Each, Message, Same
-from plures.simulate.client_store import ClientStore, table
+from plures.simulate import client_store
+from plures.simulate.client_store import ClientStore
 from plures.simulate.shapes import Shapes
 from plures.simulate.work import Job
 from plures.tree import Params, Tree
@@ -24,6 +25,10 @@ class Tables:
     ) -> None:
         """`capacity` is how many clients a cohort may have, `n_outputs` for how many rows of each outputs are kept."""
         self.store, self.capacity = store, capacity
+
+        def table(template: Tree, n: int) -> Tree:
+            return client_store.table(template, n, None, store.device)
+
         self._messages = table(shapes.train, capacity if shapes.is_each else 1)
         self._generic = table(model, 1)
         self._newcomer = table(shapes.newcomer, 1)

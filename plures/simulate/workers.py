@@ -62,7 +62,13 @@ class InProcess:
     def run(self, jobs: list[Job]) -> Usage:
         total = Usage()
         for job in jobs:
-            total = total.plus(perform(self._work, self._tables, job))
+            try:
+                total = total.plus(perform(self._work, self._tables, job))
+            except torch.OutOfMemoryError:
+                raise RunFailed(
+                    f"the device has too little memory for {len(job.ids)} clients at once; choose a smaller --stack, a "
+                    "smaller batch or a smaller model"
+                ) from None
         return total
 
     def close(self) -> None:

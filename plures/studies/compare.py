@@ -187,7 +187,8 @@ def is_comparison(folder: Path) -> bool:
 def read_comparison(folder: Path, workers: int) -> Comparison:
     """What is compared in a folder."""
     about = read_toml(folder / COMPARISON)
-    config = make_config(about["config"] | {"workers": workers})
+    alone = about["config"].get("device", "cpu") != "cpu"  # a device is used by one process
+    config = make_config(about["config"] | {"workers": 1 if alone else workers})
     if config.data.startswith(GIVEN) or str(config.model).startswith(GIVEN):
         raise UsageError(f"{folder} was given data or a model as an object, from Python: call plures.compare again")
     return Comparison(about["methods"], config, about["seeds"], about["equal"])

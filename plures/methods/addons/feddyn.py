@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from plures import tree
+from plures import devices, tree
 from plures.methods.addons.base import Addon
 from plures.methods.base import NO_TERMS, Penalty, setting
 from plures.methods.search import log
@@ -45,7 +45,7 @@ class FedDyn(Addon):
         return FedDynServer(
             host,
             tree.zeros_like(self.shared_weights(task, host)),
-            torch.tensor(federation.n_clients, dtype=torch.float64),
+            devices.in_double(torch.tensor(federation.n_clients)),
         )
 
     def send(self, task, server, ids):

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from plures import tree
+from plures import devices, tree
 from plures.errors import UsageError
 from plures.methods.addons.base import Addon
 from plures.methods.addons.fedopt import FedOpt
@@ -58,7 +58,7 @@ class Scaffold(Addon):
         return ScaffoldServer(
             host,
             tree.zeros_like(self.shared_weights(task, host)),
-            torch.tensor(federation.n_clients, dtype=torch.float64),
+            devices.in_double(torch.tensor(federation.n_clients)),
         )
 
     def send(self, task, server, ids):
