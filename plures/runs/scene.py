@@ -20,7 +20,7 @@ from plures.learn.metrics import ACCURACY, DEFAULT, WORDS, Metric, find_metric, 
 from plures.learn.task import Task, build
 from plures.methods.base import Method, Schedule
 from plures.methods.spec import all_settings, make_method, own_options
-from plures.models.names import bind_arguments, model_maker, split_sizes
+from plures.models.names import bind_arguments, model_maker, split_sizes, tokenizer_of
 from plures.runs.config import Config, make_config
 from plures.simulate import attack, ray
 from plures.simulate.evaluate import affordable_pool
@@ -97,6 +97,7 @@ def reading_of(config: Config) -> Reading:
         schema=config.data_schema,
         image_size=config.image_size or 0,
         task=config.task,
+        tokenizer=tokenizer_of(config.model),
     )
 
 
