@@ -33,6 +33,7 @@ SIMULATION_ONLY = (  # options that a federation does not have
         "engine",
         "precision",
         "stack",
+        "features",
         "client_column",
         "target",
         "drop",

@@ -67,6 +67,10 @@ class Config(BaseModel):
         "bias, or head alone",
     )
     train: str | None = Field(None, description="weights that train, named as for --freeze; all others do not")
+    features: Literal["once", "each"] = Field(
+        "once",
+        description="frozen layers that come first are run once for every row (once), or in every step (each)",
+    )
     share: float = Field(1.0, gt=0, le=1, description="share of the rows of each class that is used")
     partition: str | None = Field(
         None, description="how rows are dealt to clients; if left out natural, or dirichlet:0.1 where the data has none"

@@ -22,7 +22,7 @@ from plures.methods.base import Method, Schedule
 from plures.methods.spec import all_settings, make_method, own_options
 from plures.models.names import bind_arguments, model_maker, split_sizes, tokenizer_of
 from plures.runs.config import Config, make_config
-from plures.simulate import attack, ray
+from plures.simulate import attack, features, ray
 from plures.simulate.evaluate import affordable_pool
 from plures.simulate.work import Work
 
@@ -48,11 +48,26 @@ class Scene(NamedTuple):
     schema: str = ""  # of a table, as TOML
 
     def work(self, initial: Any) -> Work:
-        """What the jobs of this run are done with; `initial` is the state of a client that has not taken part."""
+        """What the jobs of this run are done with, on raw rows; `initial` is the state of a client that has not taken
+        part."""
         engine = Engine.parse(self.config.engine)
         config = self.config
         how = (config.style, engine, config.stack, config.new_epochs)
         return Work(self.method, self.task, self.population, initial, *how)
+
+    @property
+    def has_features(self) -> bool:
+        """Whether the frozen part of the model is run once for every row, before the first round."""
+        return self.config.features == "once" and features.pays(self.task)
+
+    def features(self) -> "features.Features | None":
+        """What the frozen part of the model gives for all rows that clients have; None if it is run in every step."""
+        if not self.has_features:
+            return None
+        known = (self.population, *([self.new_clients] if self.new_clients is not None else []))
+        folder = sources.data_folder(Path(self.config.data_dir) if self.config.data_dir else None) / "features"
+        rows = features.rows_of(known)
+        return features.make_features(self.task, self.population.x, rows, folder, self.config.workers)
 
 
 class Objects(NamedTuple):
@@ -152,6 +167,8 @@ def make_scene(config: Config, split_file: Path | None = None, objects: Objects 
     names = partition.names_of_clients(data, split)
     notes = (*data.notes, *split.notes, *unscaled_columns(data), *method.notes(task))
     notes += nothing_to_send(method, task)
+    if config.features == "once" and (why := features.why_not(task)):
+        notes += (why,)
     return Scene(
         config,
         method,
