@@ -180,10 +180,10 @@ class Task:
         self.example = example
         self._loss: Loss | None = None  # in place of cross-entropy
         self._public: Batch | None = None
-        self._template = copy.deepcopy(module)
-        self._adapter = adapters.parse(chosen.adapter) if chosen.adapter else None
-        if self._adapter is not None:
-            module = adapters.adapted(copy.deepcopy(module), self._adapter, _find_head(module, n_classes))
+        self.template = copy.deepcopy(module)
+        self.adapter = adapters.parse(chosen.adapter) if chosen.adapter else None
+        if self.adapter is not None:
+            module = adapters.adapted(copy.deepcopy(module), self.adapter, _find_head(module, n_classes))
         self._augmentation: tuple[str, ...] = ()
         self._has_functions = has_fast_path(module)  # whether calls of functions have to be met
         whole: Params = {
@@ -224,7 +224,7 @@ class Task:
     def whole(self, params: Params) -> Params:
         """A model with its frozen tensors, as `load_state_dict` of the module takes it; adapters are merged."""
         whole = self.frozen | params
-        return whole if self._adapter is None else adapters.merged(whole, self._adapter.scale)
+        return whole if self.adapter is None else adapters.merged(whole, self.adapter.scale)
 
     @property
     def trained_in_words(self) -> str:
@@ -331,8 +331,8 @@ class Task:
 
     def as_module(self, params: Params) -> nn.Module:
         """A copy of the module with these weights."""
-        module = copy.deepcopy(self._template)
-        own = params if self._adapter is None else self.whole(params)
+        module = copy.deepcopy(self.template)
+        own = params if self.adapter is None else self.whole(params)
         module.load_state_dict({name: x.clone() for name, x in own.items()}, strict=False)
         return module
 

@@ -90,6 +90,15 @@ def tokenizer_of(name: str | None) -> Tokenizer | None:
     return None if declared is None else declared(sizes)
 
 
+def folder_of(name: str) -> str | None:
+    """The Hugging Face folder of a named model; None if it is none."""
+    if not name.startswith(HF) and split_sizes(name)[0] != "minilm":
+        return None
+    from plures.models.pretrained import minilm_folder, split_length  # here, because it needs torch
+
+    return str(split_length(name.removeprefix(HF))[0] if name.startswith(HF) else minilm_folder())
+
+
 def is_of_ours(name: str) -> bool:
     """Whether it names a model of the table above, perhaps with sizes."""
     return split_sizes(name)[0] in MODELS

@@ -118,6 +118,7 @@ class HfFolder(nn.Module):
     """
 
     head_name: str
+    base_name = "model"  # the part that is the folder's own model
 
     def __init__(self, name: str, shape: Shape, n_classes: int, n_tokens: int) -> None:
         super().__init__()
@@ -159,7 +160,7 @@ class HfFolder(nn.Module):
         mask = is_token.to(torch.int64)
         if self.wide_mask:
             dtype = self.model.dtype
-            mask = torch.where(is_token, 0.0, torch.finfo(dtype).min).to(dtype)[:, None, None, :]
+            mask = torch.where(is_token, 0.0, torch.finfo(torch.float32).min).to(dtype)[:, None, None, :]
         found = self.model(input_ids=x, attention_mask=mask)
         if self.is_classifier:
             return found.logits

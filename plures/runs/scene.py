@@ -162,7 +162,7 @@ def make_scene(config: Config, split_file: Path | None = None, objects: Objects 
         config = config.model_copy(update={"pool_rows": 0})
     if not split.labels:  # where clients have names of their own for the classes, nobody else's rows make sense
         if config.pool_rows is None:
-            config = config.model_copy(update={"pool_rows": affordable_pool(len(population.train), task)})
+            config = config.model_copy(update={"pool_rows": affordable_pool(len(population.train), _trained_part(config, task))})
         population = population.with_pool(config.pool_rows or 0)
     names = partition.names_of_clients(data, split)
     notes = (*data.notes, *split.notes, *unscaled_columns(data), *method.notes(task))
@@ -184,6 +184,12 @@ def make_scene(config: Config, split_file: Path | None = None, objects: Objects 
         others,
         data.schema,
     )
+
+
+def _trained_part(config: Config, task: Task) -> Task:
+    """The task that is run in every step: from features, if these are computed once."""
+    has_features = config.features == "once" and features.pays(task) and task.lower is not None
+    return task.starting_from(task.lower) if has_features else task  # type: ignore[arg-type]
 
 
 def refuse_without_classes(method: Method, target: Target) -> None:
