@@ -28,7 +28,7 @@ class Deep(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.conv1, self.norm = nn.Conv2d(1, 6, 3, padding=1), nn.BatchNorm2d(6)
+        self.conv1, self.norm = nn.Conv2d(1, 6, 5, padding=2), nn.BatchNorm2d(6)
         self.drop1 = nn.Dropout(0.3)
         self.conv2 = nn.Conv2d(6, 8, 3, stride=2)
         self.hidden, self.drop2 = nn.Linear(72, 9), nn.Dropout(0.2)
