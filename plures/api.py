@@ -48,6 +48,7 @@ def run(
     freeze: str | None = None,
     train: str | None = None,
     adapter: str | None = None,
+    features: Literal["once", "each"] = "once",
     share: float = 1.0,
     partition: str | None = None,
     split: str | Path | None = None,
@@ -130,6 +131,7 @@ def run(
         train: weights that train, named in the same way; all others do not.
         adapter: small weights beside a frozen model, which train with its head: `lora:rank=4,layers=PATTERN`, `scale`,
             `bias`, or `head` alone.
+        features: frozen layers that come first are run `once` for every row, or in every step (`each`).
         share: the share of the rows of each class that is used.
         partition: how rows are dealt to clients, as `dirichlet:0.1`; if left out `natural`, or `dirichlet:0.1` where
             the data has no clients of its own.
@@ -202,7 +204,8 @@ def compare(
     text_column: str | None = None, window: int | None = None, data_schema: str | Path | None = None,
     image_size: int | None = None, task: Literal["classes", "binary", "labels", "number", "count"] | None = None,
     model: Model | None = None, freeze: str | None = None, train: str | None = None,
-    adapter: str | None = None, share: float = 1.0, partition: str | None = None, split: str | Path | None = None,
+    adapter: str | None = None, features: Literal["once", "each"] = "once", share: float = 1.0,
+    partition: str | None = None, split: str | Path | None = None,
     min_rows: int = 0, test_share: float = 0.25, clients: int | None = None, participation: float = 1.0,
     rounds: int = 20, epochs: int = 1, steps: int | None = None, batch: int = 10, lr: float = 0.05,
     lr_decay: float = 1.0, lr_decay_every: int = 1,

@@ -1,4 +1,8 @@
-"""Nothing that this library reads can run code: no file of it unpickles."""
+"""Nothing that this library reads can run code: no file of it unpickles.
+
+One file of torch is read, the weights of EfficientNet-Lite0: its SHA-256 is compared before it is opened, and torch's
+restricted loader, which knows tensors and plain containers alone, opens it.
+"""
 
 import re
 from pathlib import Path
@@ -11,10 +15,13 @@ FILES = sorted(Path(plures.__file__).parent.rglob("*.py"))
 UNSAFE = re.compile(r"\b(pickle|joblib|dill|cloudpickle|marshal|shelve|torch\.load|yaml\.load)\b|allow_pickle=True")
 
 
+RESTRICTED = {"models/efficientnet.py": ['return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)']}
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_library_code_unpickles_nothing(path):
-    found = [line for line in path.read_text(encoding="utf-8").splitlines() if UNSAFE.search(line)]
-    assert found == []
+    found = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if UNSAFE.search(line)]
+    assert found == RESTRICTED.get(str(path.relative_to(FILES[0].parent)), [])
 
 
 def test_the_search_would_find_an_unsafe_line():

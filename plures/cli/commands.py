@@ -16,6 +16,7 @@ from plures.cli.options import n_cores, whole_numbers
 from plures.errors import RunFailed, UsageError, unknown
 from plures.federate.server import Caps, RoundLimits
 from plures.files import write_text
+from plures.models.names import folder_of
 from plures.registry import doubting
 from plures.runs import simulation, timing
 from plures.runs.adapt import from_counts, from_rows
@@ -25,6 +26,7 @@ from plures.runs.describing import describe
 from plures.runs.folders import folder_name, new_folder, telling_how_to_resume
 from plures.runs.loggers import makers, with_loggers
 from plures.runs.loop import Result
+from plures.runs.peft import write_adapter
 from plures.runs.predict import as_file, client_number, format_of
 from plures.runs.scene import make_scene, schema_of
 from plures.runs.simulation import open_simulation
@@ -331,6 +333,9 @@ def _write(path: Path, content: bytes) -> None:
 
 def export(folder: Path, client: str, out: Path, form: str | None, trust: bool) -> None:
     console = make_console(to_stderr=False)
+    if form == "peft":
+        _export_adapter(folder, client, out, trust, console)
+        return
     wanted = format_of(out, form)
     with doubting(folder, trust), open_simulation(folder, lambda line: tell(console, line)) as opened:
         scene, round = opened.state.scene, opened.state.round
@@ -345,6 +350,15 @@ def export(folder: Path, client: str, out: Path, form: str | None, trust: bool) 
     n_weights = sum(x.numel() for x in model.values())
     beside = f"; how rows are read is in {out.with_suffix('.schema.toml')}" if scene.schema else ""
     tell(console, f"{out}: {len(model)} tensors, {n_weights:,} numbers, after round {round}{beside}")
+
+
+def _export_adapter(folder: Path, client: str, out: Path, trust: bool, console: Console) -> None:
+    if out.suffix == ".safetensors":
+        raise UsageError(f"peft reads a folder; name one with -o FOLDER, got {out}")
+    with doubting(folder, trust), open_simulation(folder, lambda line: tell(console, line)) as opened:
+        scene, model = opened.state.scene, opened.personal_model(client_number(opened.state.scene, client))
+    n_tensors = write_adapter(out, scene.task, model, folder_of(str(scene.config.model)))
+    tell(console, f"{out}: {n_tensors} tensors of an adapter, after round {opened.state.round}")
 
 
 def adapt(

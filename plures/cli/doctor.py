@@ -12,6 +12,7 @@ from plures.runs.describing import first_traffic
 from plures.runs.scene import Scene
 from plures.runs.simulation import settle
 from plures.simulate import memory
+from plures.simulate.features import estimate_seconds, rows_of
 from plures.simulate.grouping import group_clients
 from plures.simulate.sampling import draw_cohort
 from plures.simulate.shapes import shapes_of
@@ -40,6 +41,8 @@ def diagnosis(scene: Scene) -> list[str]:
     if task.frozen:
         lines.append(f"frozen     {task.trained_in_words}; {in_bytes(tree.n_bytes(task.frozen))} are frozen")
     lines.append(f"device     {devices.in_words(devices.find(config.device))}")
+    if scene.has_features:
+        lines.append(f"features   {_features_in_words(scene)}")
     lines.append(f"engine     {_engine_in_words(scene)}")
     ids = draw_cohort(eligible, config.participation, config.seed, 0, method.sampling)
     known = shapes_of(method, task, population.sizes())
@@ -65,6 +68,20 @@ def diagnosis(scene: Scene) -> list[str]:
     odd = [*scene.notes, *_odd_clients(scene, sizes, present)]
     lines += [f"look at    {sentence}" for sentence in odd]
     return lines
+
+
+def _features_in_words(scene: Scene) -> str:
+    """What is computed once, and how long that takes."""
+    task, population, config = scene.task, scene.population, scene.config
+    assert task.lower is not None
+    n = len(rows_of([population] if scene.new_clients is None else [population, scene.new_clients]))
+    kept = task.lower.run(task.example.unsqueeze(0)).nbytes
+    seconds = estimate_seconds(task, population.x, n, config.workers)
+    where = "frozen layers" if task.lower.upper is None else f"frozen layers before {task.lower.upper.path}"
+    return (
+        f"{where} are run once for each of {n} rows, in about {timing.duration(seconds)} (or read from a file of an "
+        f"earlier run); {in_bytes(n * kept)} are kept"
+    )
 
 
 def _engine_in_words(scene: Scene) -> str:

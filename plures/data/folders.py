@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 
-from plures.data import text
 from plures.data.dataset import Dataset
 from plures.data.readers import scale
 from plures.data.reading import Reading
@@ -42,7 +41,7 @@ def read_labelled_folder(name: str, folder: Path, reading: Reading) -> Dataset:
     data = data._replace(class_names=tuple(classes))
     if kind_of_folder(folder) == "images":
         return data._replace(x=_read_images(files, reading.image_size))
-    return text_dataset(data, [text.words(_read_text(file)) for file in files], np.arange(len(files)))
+    return text_dataset(data, [_read_text(file) for file in files], np.arange(len(files)), reading.tokenizer)
 
 
 def _list_files(folder: Path) -> tuple[list[Path], list[str], list[str]]:

@@ -2,6 +2,8 @@
 
 from typing import Literal, NamedTuple
 
+from plures.data.text import Tokenizer
+
 Task = Literal["classes", "binary", "labels", "number", "count"]
 
 
@@ -17,6 +19,7 @@ class Reading(NamedTuple):
     schema: str | None = None  # a file with columns, scales and categories
     image_size: int = 0  # pixels that images are scaled to
     task: Task | None = None
+    tokenizer: Tokenizer | None = None  # of the model, if it has its own; else words of the training rows are tokens
     alone: bool = False  # whether other clients, with classes of their own, have other rows of the same table
 
     @property

@@ -45,6 +45,16 @@ class Source(NamedTuple):
     reader: Callable[[str, Path], Dataset]
     place: str | None  # a folder or a file inside the data folder; None if it comes with the package
     needs: str  # which files must be there
+    texts: "Callable[[str, Path], Texts] | None" = None  # reads them as texts, for models with a tokenizer of their own
+
+
+class Texts(NamedTuple):
+    """Texts and their labels, before they are tokens."""
+
+    texts: list[str]
+    labels: list[int]
+    n_classes: int
+    n_train: int  # the first ones are for training
 
 
 def load(name_or_path: str, data_dir: Path | None = None, reading: Reading = Reading()) -> Dataset:  # noqa: B008
@@ -58,7 +68,11 @@ def load(name_or_path: str, data_dir: Path | None = None, reading: Reading = Rea
     """
     if name_or_path in DATA:
         source = DATA[name_or_path]
-        dataset = source.reader(name_or_path, data_folder(data_dir) / (source.place or ""))
+        place = data_folder(data_dir) / (source.place or "")
+        if reading.tokenizer is not None and source.texts is not None:
+            dataset = _tokenized(name_or_path, source.texts(name_or_path, place), reading.tokenizer)
+        else:
+            dataset = source.reader(name_or_path, place)
         check(dataset)
         return dataset
     if name_or_path in REGISTERED:
@@ -229,10 +243,25 @@ def _read_femnist(name: str, path: Path) -> Dataset:
     return data._replace(name=name, n_classes=62, client_names=tuple(map(str, names)))
 
 
+def _tokenized(name: str, found: Texts, tokenizer: text.Tokenizer) -> Dataset:
+    """Texts as tokens of a model."""
+    x, y = tokenizer.encode(found.texts), np.array(found.labels, np.int64)
+    return Dataset(name, x, y, found.n_classes, found.n_train, None, tokenizer.n_tokens)
+
+
 def _read_agnews(name: str, folder: Path) -> Dataset:
     """News as words. The vocabulary holds every word of the train part."""
+    found = _read_news(name, folder)
+    news = [text.words(one) for one in found.texts]
+    tokens = text.word_tokens(news[: found.n_train])
+    x, y = text.pad(news, tokens, NEWS_WORDS), np.array(found.labels, np.int64)
+    return Dataset(name, x, y, found.n_classes, found.n_train, None, text.UNKNOWN + 1 + len(tokens))
+
+
+def _read_news(name: str, folder: Path) -> Texts:
+    """News: title and description in one text."""
     labels: list[int] = []
-    news: list[list[str]] = []
+    news: list[str] = []
     n_train = 0
     for file in ("train.csv", "test.csv"):
         path = _find(name, folder, [file])
@@ -244,10 +273,8 @@ def _read_agnews(name: str, folder: Path) -> Dataset:
                     f"a row must be a class from 1 to 4, a title and a description.{_AGAIN}"
                 )
             labels.append(int(row[0]) - 1)
-            news.append(text.words(f"{row[1]} {row[2]}"))
-    tokens = text.word_tokens(news[:n_train])
-    x, y = text.pad(news, tokens, NEWS_WORDS), np.array(labels, np.int64)
-    return Dataset(name, x, y, 4, n_train, None, text.UNKNOWN + 1 + len(tokens))
+            news.append(f"{row[1]} {row[2]}")
+    return Texts(news, labels, 4, n_train)
 
 
 def _read_shakespeare(name: str, folder: Path) -> Dataset:
@@ -303,6 +330,7 @@ DATA: dict[str, Source] = {
         _read_agnews,
         "ag_news_csv",
         "train.csv and test.csv of the AG News topic classification data set (class, title, description)",
+        _read_news,
     ),
     "shakespeare": Source(
         f"predict the next character in Shakespeare's plays, {text.WINDOW} per row; the speakers are its clients",

@@ -21,7 +21,7 @@ from plures.data import schema as schemas
 from plures.data.dataset import Dataset, Target, TaskKind
 from plures.data.reading import Reading
 from plures.data.schema import Cells, Column, Kind, Schema
-from plures.data.text import UNKNOWN, pad, word_tokens, words
+from plures.data.text import UNKNOWN, Tokenizer, pad, word_tokens, words
 from plures.errors import DataError
 from plures.files import read_toml
 
@@ -475,22 +475,26 @@ def table_dataset(name: str, table: Table, reading: Reading) -> Dataset:
     data = Dataset(name, waiting, y, n_outputs, table.n_rows, client, 0, names, plan.classes)
     data = data._replace(target=Target(plan.kind), time=time, notes=plan.notes)
     if reading.text:
-        return _texts(data, plan, reading.text)
+        return _texts(data, plan, reading)
     if reading.window:
         return _series(data, plan, given, reading)
     return data._replace(encode=lambda train: encode_table(data, plan, given, train))
 
 
-def _texts(data: Dataset, plan: Plan, column: str) -> Dataset:
-    """A data set whose rows are the texts of a column, as words of a vocabulary of the training rows."""
-    cells = plan.table.columns[column]
-    return text_dataset(data, [words(one) for one in cells.texts], cells.codes)
+def _texts(data: Dataset, plan: Plan, reading: Reading) -> Dataset:
+    """A data set whose rows are the texts of a column."""
+    cells = plan.table.columns[str(reading.text)]
+    return text_dataset(data, cells.texts, cells.codes, reading.tokenizer)
 
 
-def text_dataset(data: Dataset, texts: list[list[str]], of_row: np.ndarray) -> Dataset:
-    """A data set whose rows are texts as words: row i has the text `of_row[i]`."""
+def text_dataset(data: Dataset, raw: list[str], of_row: np.ndarray, tokenizer: Tokenizer | None) -> Dataset:
+    """A data set whose rows are texts, row i has the text `of_row[i]`: as tokens of a model, or as words of a vocabulary
+    of the training rows."""
+    texts = [words(one) for one in raw]
     if not any(texts):
         raise DataError(f"{data.name}: all texts are empty.")
+    if tokenizer is not None:
+        return data._replace(x=tokenizer.encode(raw)[of_row], n_tokens=tokenizer.n_tokens)
     length = min(MOST_WORDS, max(map(len, texts)))
 
     def encode(train: np.ndarray) -> Dataset:

@@ -2,7 +2,8 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,6 +14,13 @@ WINDOW = 80  # characters per row
 # Punctuation marks are words of their own; quotes, colons and semicolons only separate words. So does the backslash,
 # which stands for the end of a line in AG News.
 _WORD = re.compile(r"[.,()!?']|[^\s.,()!?'\";:\\]+")
+
+
+class Tokenizer(NamedTuple):
+    """How a model that was trained before reads text: it has tokens of its own, whatever the training rows are."""
+
+    encode: Callable[[list[str]], np.ndarray]  # [text, length]: the tokens of each text, cut and padded
+    n_tokens: int
 
 
 def words(text: str) -> list[str]:

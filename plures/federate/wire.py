@@ -34,6 +34,7 @@ SIMULATION_ONLY = (  # options that a federation does not have
         "precision",
         "device",
         "stack",
+        "features",
         "client_column",
         "target",
         "drop",

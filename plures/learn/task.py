@@ -26,6 +26,7 @@ from plures.errors import UsageError
 from plures.learn import adapters
 from plures.learn.augment import augment, refuse_other_than_images
 from plures.learn.frozen import ALL_TRAIN, Chosen, fingerprint, frozen_names, in_words
+from plures.learn.lower import CANNOT_CUT, Lower, Stub, lower_parts
 from plures.learn.losses import ROW_LOSSES, masked_mean
 from plures.learn.precision import in_bf16
 from plures.learn.stock import (
@@ -170,6 +171,18 @@ class _Body:
             for place, key in places[name]:
                 place[key] = x
 
+    def copy(
+        self, change: Callable[[nn.Module], nn.Module], params: Params, names: list[str], frozen: Params
+    ) -> "_Body":
+        """The same for a changed copy of the module. In its places are tensors meanwhile: by them they are found."""
+        for name, place, slot in self.slots:
+            place[slot] = params[name]
+        try:
+            return _Body(change(self.module), names, frozen)
+        finally:
+            for _, place, slot in self.slots:
+                place[slot] = None
+
     def _places(self, name: str) -> list[tuple[dict[str, Any], str]]:
         """Where a tensor stands in the module: in more than one place, if layers share it."""
         parent, key = _child(self.module, name)
@@ -203,10 +216,10 @@ class Task:
         self.example = example
         self._loss: Loss | None = None  # in place of cross-entropy
         self._public: Batch | None = None
-        self._template = copy.deepcopy(module)
-        self._adapter = adapters.parse(chosen.adapter) if chosen.adapter else None
-        if self._adapter is not None:
-            module = adapters.adapted(copy.deepcopy(module), self._adapter, _find_head(module, n_classes))
+        self.template = copy.deepcopy(module)
+        self.adapter = adapters.parse(chosen.adapter) if chosen.adapter else None
+        if self.adapter is not None:
+            module = adapters.adapted(copy.deepcopy(module), self.adapter, _find_head(module, n_classes))
         self._augmentation: tuple[str, ...] = ()
         self._is_bf16 = False  # whether the model computes in bfloat16
         self._has_functions = has_fast_path(module)  # whether calls of functions have to be met
@@ -238,14 +251,17 @@ class Task:
         self._training.masked = [norm for norm in self._training.masked if norm.training]
         self._layer_of = {name: layer for layer, names in self.layers.items() for name in names}
         self._block_of = {name: block for block, names in self.blocks.items() for name in names}
+        self._whole: Task | None = None
+        self._start: Lower | None = None  # where rows are what a lower part gives: what they start from
         self._check(module)
+        self.lower: Lower | None = self._find_lower() if self.frozen else None  # frozen layers that come first
 
     # Parts
 
     def whole(self, params: Params) -> Params:
         """A model with its frozen tensors, as `load_state_dict` of the module takes it; adapters are merged."""
         whole = self.frozen | params
-        return whole if self._adapter is None else adapters.merged(whole, self._adapter.scale)
+        return whole if self.adapter is None else adapters.merged(whole, self.adapter.scale)
 
     @property
     def trained_in_words(self) -> str:
@@ -315,7 +331,9 @@ class Task:
             sizes.extend(x.nbytes for x in tree.leaves(output) if isinstance(x, Tensor))  # some give more than one
 
         hooks = [
-            module.register_forward_hook(count) for module in self._inference.module.modules() if keeps_output(module)
+            module.register_forward_hook(count)
+            for module in self._inference.module.modules()
+            if keeps_output(module) and not isinstance(module, Stub)
         ]
         with torch.no_grad():
             self.features(self.initial, self.example.unsqueeze(0))
@@ -357,8 +375,8 @@ class Task:
 
     def as_module(self, params: Params) -> nn.Module:
         """A copy of the module with these weights."""
-        module = copy.deepcopy(self._template)
-        own = params if self._adapter is None else self.whole(params)
+        module = copy.deepcopy(self.template)
+        own = params if self.adapter is None else self.whole(params)
         module.load_state_dict({name: x.clone() for name, x in own.items()}, strict=False)
         return module
 
@@ -461,12 +479,114 @@ class Task:
             for name, place, slot in body.slots:
                 place[slot] = params[name]
             if not self._has_functions:
-                return body.module(x)
-            with PlainFunctions(torch.tensor(0) if key is None else key), without_fast_path():
-                return body.module(x)
+                return self._run(body, x, None)
+            with PlainFunctions(torch.tensor(0) if key is None else key) as functions, without_fast_path():
+                return self._run(body, x, functions)
         finally:
             for _, place, slot in body.slots:
                 place[slot] = None
+
+    def _run(self, body: "_Body", x: Tensor, functions: PlainFunctions | None) -> Tensor:
+        if self._start is None or self._start.upper is None:
+            return body.module(x)
+        values, rows = self._start.unpack(x)
+        given = self._start.upper.given
+        try:
+            given.begin(values, len(x), functions)
+            return body.module(rows)
+        finally:
+            given.end()
+
+    # The frozen layers that come first
+
+    def _find_lower(self) -> Lower | None:
+        """The largest lower part with which the model computes what it does without. It computes as in inference."""
+        of_body = [name for name in self.initial if not self.is_head(name)]
+        frozen = [name for name in self.frozen if not self.is_head(name)]
+        if not frozen:
+            return None
+
+        def features(x: Tensor) -> Tensor:
+            return self.features(self.initial, x)
+
+        for lower in lower_parts(self._inference.module, of_body, frozen, features, self.example):
+            changed = self._in_inference(lower)
+            try:
+                if self._agrees(lower):
+                    return lower
+            except CANNOT_CUT:
+                pass
+            for module in changed:
+                module.training = True
+        return None
+
+    def _in_inference(self, lower: Lower) -> list[nn.Module]:
+        """Let the frozen layers below the cut compute as in inference; those for which this is a change."""
+        body = self._training.module
+        tops = [body] if lower.upper is None else [body.get_submodule(path) for path in lower.upper.stubs]
+        changed = [module for top in tops for module in top.modules() if module.training]
+        for module in changed:
+            module.training = False
+        return changed
+
+    def _agrees(self, lower: Lower) -> bool:
+        """Whether starting from what the lower part gives is the same as starting from rows, for rows like the example."""
+        lower.keeps_row = lower.upper is not None and not self.example.is_floating_point()
+        if self._is_same_from(lower):
+            return True
+        if lower.upper is None or lower.keeps_row:
+            return False
+        lower.keeps_row = True  # the rest of the model looks at the rows themselves, too
+        return self._is_same_from(lower)
+
+    def _is_same_from(self, lower: Lower) -> bool:
+        upper, mask, counts = self.starting_from(lower), torch.ones(3), torch.ones(self.n_classes)
+        with torch.no_grad():
+            x = torch.stack([self.example] * 3)
+            if x.is_floating_point():
+                x = x + torch.linspace(-1, 1, x.numel(), dtype=x.dtype).reshape(x.shape)
+            kept, y = lower.run(x), torch.zeros(3, dtype=torch.long)
+            for one, other in (
+                (self.features(self.initial, x), upper.features(self.initial, kept)),
+                (
+                    self.training_features(self.initial, Batch(x, y, mask, counts, torch.tensor(5))),
+                    upper.training_features(self.initial, Batch(kept, y, mask, counts, torch.tensor(5))),
+                ),
+            ):
+                if not torch.allclose(one, other, rtol=1e-4, atol=1e-5):
+                    return False
+        return True
+
+    @property
+    def augments(self) -> bool:
+        """Whether training images are changed at random."""
+        return bool(self._augmentation)
+
+    def started_by(self, whole: "Task") -> bool:
+        """Whether this task was made from another one by `starting_from`."""
+        return self._whole is whole
+
+    def starting_from(self, lower: Lower) -> "Task":
+        """The same task for rows that went through its lower part before. Weights have the same names and shapes."""
+        changed = copy.copy(self)
+        for known in ("flops", "n_kernels", "row_bytes", "size"):
+            changed.__dict__.pop(known, None)
+        changed._whole = self
+        changed.lower, changed._start, changed.example = None, lower, lower.run(self.example.unsqueeze(0))[0]
+        if self._public is not None:
+            changed._public = self._public._replace(x=lower.run(self._public.x))
+        names = [name for name in self.initial if not self.is_head(name)]
+        frozen = tree.drop(self.frozen, self.is_head)
+        if lower.upper is None:
+            changed._inference = changed._training = _Body(nn.Identity(), [], {})
+            changed._has_functions = False
+            return changed
+        above = tree.drop(frozen, lower.upper.is_below)
+        changed._inference, changed._training = (
+            body.copy(lower.upper.of, self.initial, names, above) for body in (self._inference, self._training)
+        )
+        changed._training.masked = [norm for norm in changed._training.masked if norm.training]
+        return changed
 
     def _check(self, module: nn.Module) -> None:
         """The head must be the last thing the model does, and nothing random may be hidden in it."""

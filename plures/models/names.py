@@ -1,14 +1,17 @@
 """The models by name. Each takes the shape of a row and the number of classes; text models also the number of tokens.
 
 The head of a model is its last linear layer, unless its class names another with `head_name`. Its layers are the
-modules that have tensors of their own. A deep model may group them with `block_names`, from the input to the head, for
+modules that have tensors of their own. A class may have a function `tokenizer`, which takes the sizes in its name and
+says how it reads text, if it has tokens of its own. A deep model may group them with `block_names`, from the input to the head, for
 methods that count blocks.
 """
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
+from plures.data.text import Tokenizer
 from plures.errors import UsageError
 from plures.registry import Registry
 
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
 
     from plures.models.inputs import Shape
 
+HF = "hf:"  # begins the name of a model that is a Hugging Face folder
 MOST_UNITS = 65_536  # of a layer whose size is in the name of a model
 
 MODELS: "Registry[Callable[..., nn.Module]]" = Registry(
@@ -45,12 +49,18 @@ MODELS: "Registry[Callable[..., nn.Module]]" = Registry(
         "vgg11-bn": "plures.models.resnet:Vgg11Bn",
         "fasttext": "plures.models.text:FastText",
         "charlstm": "plures.models.text:CharLstm",
+        "minilm": "plures.models.pretrained:MiniLm",
+        "efficientnet-lite0": "plures.models.efficientnet:EfficientNetLite0",
     },
 )
 
 
 def model_maker(name: str, shape: "Shape", n_classes: int, n_tokens: int = 0) -> "Callable[[], nn.Module]":
     """A function that makes the named model, perhaps with sizes, or a user's own, which is named as `module:Class`."""
+    if name.startswith(HF):
+        from plures.models.pretrained import HfFolder  # here, because it needs torch
+
+        return bind_arguments(partial(HfFolder, name.removeprefix(HF)), shape, n_classes, n_tokens)
     name, sizes = split_sizes(name)
     model_class = MODELS.find(name)
     if not callable(model_class):
@@ -65,6 +75,28 @@ def model_maker(name: str, shape: "Shape", n_classes: int, n_tokens: int = 0) ->
     if sizes and "sizes" not in accepted:
         raise UsageError(f"model {name} takes no sizes; write {name!r}")
     return bind_arguments(model_class, shape, n_classes, n_tokens, sizes)
+
+
+def tokenizer_of(name: str | None) -> Tokenizer | None:
+    """How the named model reads text, if it has tokens of its own; None if the data's words become its tokens."""
+    if name is None:
+        return None
+    if name.startswith(HF):
+        from plures.models.pretrained import folder_tokenizer  # here, because it needs torch
+
+        return folder_tokenizer(name.removeprefix(HF))
+    base, sizes = split_sizes(name)
+    declared = getattr(MODELS[base], "tokenizer", None) if base in MODELS else None
+    return None if declared is None else declared(sizes)
+
+
+def folder_of(name: str) -> str | None:
+    """The Hugging Face folder of a named model; None if it is none."""
+    if not name.startswith(HF) and split_sizes(name)[0] != "minilm":
+        return None
+    from plures.models.pretrained import minilm_folder, split_length  # here, because it needs torch
+
+    return str(split_length(name.removeprefix(HF))[0] if name.startswith(HF) else minilm_folder())
 
 
 def is_of_ours(name: str) -> bool:

@@ -58,9 +58,12 @@ def from_rows(state: RunState, path: Path, epochs: int) -> Adapted:
 def _read(state: RunState, path: Path) -> Dataset:
     """The rows of a file; those of a table by the schema of the run."""
     scene = state.scene
+    reading = reading_of(scene.config)._replace(client=None)
+    if reading.tokenizer is not None and reading.text is not None:
+        return sources.load(str(path), None, reading)
     if not scene.schema or state.folder is None:
         return sources.load(str(path))
-    reading = reading_of(scene.config)._replace(client=None, schema=str(state.folder / "schema.toml"))
+    reading = reading._replace(schema=str(state.folder / "schema.toml"))
     data = sources.load(str(path), None, reading)
     return data if data.encode is None else data.encode(np.arange(len(data.y)))
 

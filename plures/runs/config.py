@@ -53,7 +53,8 @@ class Config(BaseModel):
         None, description="what is predicted; if left out it follows from the column"
     )
     model: str | None = Field(
-        None, description="name of a model, or your own as module:Class; if left out mlp, for text fasttext or charlstm"
+        None, description="name of a model, your own as module:Class, or a Hugging Face folder as hf:FOLDER; if left out mlp, "
+        "for text fasttext or charlstm",
     )
     freeze: str | None = Field(
         None,
@@ -66,6 +67,10 @@ class Config(BaseModel):
         "bias, or head alone",
     )
     train: str | None = Field(None, description="weights that train, named as for --freeze; all others do not")
+    features: Literal["once", "each"] = Field(
+        "once",
+        description="frozen layers that come first are run once for every row (once), or in every step (each)",
+    )
     share: float = Field(1.0, gt=0, le=1, description="share of the rows of each class that is used")
     partition: str | None = Field(
         None, description="how rows are dealt to clients; if left out natural, or dirichlet:0.1 where the data has none"

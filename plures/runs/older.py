@@ -12,7 +12,7 @@ OPTIONS: dict[str, Any] = {
     **{"server_optimizer": "sgd", "server_lr": None, "client_column": None, "target": None, "drop": None},
     **{"time_column": None, "text_column": None, "window": None, "data_schema": None, "image_size": None, "task": None},
     **{"metric": None, "metrics": None, "goal": None},
-    **{"freeze": None, "train": None, "stack": None, "adapter": None, "device": "cpu"},
+    **{"freeze": None, "train": None, "stack": None, "adapter": None, "device": "cpu", "features": "once"},
 }
 # The same for settings: method or add-on -> its settings that came later.
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -18,6 +18,7 @@ from plures.data.tables import encode_rows, from_frame
 from plures.errors import DataError, UsageError, unknown
 from plures.files import parse_toml
 from plures.learn.metrics import predictions
+from plures.models.names import tokenizer_of
 from plures.runs.scene import Scene
 from plures.tree import Params
 
@@ -56,7 +57,7 @@ def client_number(scene: Scene, client: int | str) -> int:
 
 
 def as_inputs(scene: Scene, rows: Any) -> Tensor:
-    """Rows as the model takes them: those of a data frame are read by the schema of the run."""
+    """Rows as the model takes them: those of a data frame are read by the schema of the run, texts by its tokenizer."""
     if is_frame(rows):
         if not scene.schema:
             raise UsageError("a data frame can be read by runs on a table alone; give an array of the model's inputs")
@@ -71,6 +72,11 @@ def as_inputs(scene: Scene, rows: Any) -> Tensor:
                 f"{', '.join(column.name for column in schema.columns)}."
             )
         rows, _ = encode_rows(schema.columns, table)
+    elif isinstance(rows, list) and rows and all(isinstance(row, str) for row in rows):
+        tokenizer = tokenizer_of(scene.config.model)
+        if tokenizer is None:
+            raise UsageError("texts can be read by models with a tokenizer of their own alone; give rows of tokens")
+        rows = tokenizer.encode(rows)
     x = torch.as_tensor(np.asarray(rows)).to(scene.task.example.dtype)
     if x.shape[1:] != scene.task.example.shape:
         raise DataError(f"rows have the shape {tuple(x.shape[1:])}, the model reads {tuple(scene.task.example.shape)}.")
@@ -100,7 +106,7 @@ def format_of(path: Path, wanted: str | None) -> Format:
     """The format of a file, by its ending or as asked for."""
     if wanted is not None:
         if wanted not in ENDINGS.values():
-            raise unknown("format", wanted, list(ENDINGS.values()))
+            raise unknown("format", wanted, [*ENDINGS.values(), "peft"])
         return wanted  # type: ignore[return-value]
     if path.suffix not in ENDINGS:
         raise UsageError(f"models are written as {', '.join(ENDINGS)}; got {path.name}. Or name it with --format")

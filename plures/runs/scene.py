@@ -20,9 +20,9 @@ from plures.learn.metrics import ACCURACY, DEFAULT, WORDS, Metric, find_metric, 
 from plures.learn.task import Task, build
 from plures.methods.base import Method, Schedule
 from plures.methods.spec import all_settings, make_method, own_options
-from plures.models.names import bind_arguments, model_maker, split_sizes
+from plures.models.names import bind_arguments, model_maker, split_sizes, tokenizer_of
 from plures.runs.config import Config, make_config
-from plures.simulate import attack, ray
+from plures.simulate import attack, features, ray
 from plures.simulate.evaluate import affordable_pool
 from plures.simulate.work import Work
 
@@ -54,13 +54,28 @@ class Scene(NamedTuple):
         return self._replace(task=self.task.on(device), population=population, new_clients=new_clients)
 
     def work(self, initial: Any) -> Work:
-        """What the jobs of this run are done with; `initial` is the state of a client that has not taken part."""
+        """What the jobs of this run are done with, on raw rows; `initial` is the state of a client that has not taken
+        part."""
         config = self.config
         engine = Engine.parse(config.engine)
         if config.precision == "bf16" and engine.kind == "traced":
             engine = Engine("eager", (), "the fast engine is for float32 and float64, and precision is bf16")
         how = (config.style, engine, config.stack, config.new_epochs)
         return Work(self.method, self.task, self.population, initial, *how)
+
+    @property
+    def has_features(self) -> bool:
+        """Whether the frozen part of the model is run once for every row, before the first round."""
+        return self.config.features == "once" and features.pays(self.task)
+
+    def features(self) -> "features.Features | None":
+        """What the frozen part of the model gives for all rows that clients have; None if it is run in every step."""
+        if not self.has_features:
+            return None
+        known = (self.population, *([self.new_clients] if self.new_clients is not None else []))
+        folder = sources.data_folder(Path(self.config.data_dir) if self.config.data_dir else None) / "features"
+        rows = features.rows_of(known)
+        return features.make_features(self.task, self.population.x, rows, folder, self.config.workers)
 
 
 class Objects(NamedTuple):
@@ -105,6 +120,7 @@ def reading_of(config: Config) -> Reading:
         schema=config.data_schema,
         image_size=config.image_size or 0,
         task=config.task,
+        tokenizer=tokenizer_of(config.model),
     )
 
 
@@ -154,11 +170,13 @@ def make_scene(config: Config, split_file: Path | None = None, objects: Objects 
         config = config.model_copy(update={"pool_rows": 0})
     if not split.labels:  # where clients have names of their own for the classes, nobody else's rows make sense
         if config.pool_rows is None:
-            config = config.model_copy(update={"pool_rows": affordable_pool(len(population.train), task)})
+            config = config.model_copy(update={"pool_rows": affordable_pool(len(population.train), _trained_part(config, task))})
         population = population.with_pool(config.pool_rows or 0)
     names = partition.names_of_clients(data, split)
     notes = (*data.notes, *split.notes, *unscaled_columns(data), *method.notes(task))
     notes += nothing_to_send(method, task)
+    if config.features == "once" and (why := features.why_not(task)):
+        notes += (why,)
     return Scene(
         config,
         method,
@@ -174,6 +192,12 @@ def make_scene(config: Config, split_file: Path | None = None, objects: Objects 
         others,
         data.schema,
     )
+
+
+def _trained_part(config: Config, task: Task) -> Task:
+    """The task that is run in every step: from features, if these are computed once."""
+    has_features = config.features == "once" and features.pays(task) and task.lower is not None
+    return task.starting_from(task.lower) if has_features else task  # type: ignore[arg-type]
 
 
 def refuse_without_classes(method: Method, target: Target) -> None:

@@ -47,8 +47,13 @@ class Simulation:
 
     scores_late = False
 
-    def __init__(self, scene: Scene, folder: Path | None, say: Say, device: torch.device = devices.CPU) -> None:
-        """On another device than the CPU, this and all that is done with it stands inside `devices.here`."""
+    def __init__(
+        self, scene: Scene, folder: Path | None, say: Say, device: torch.device = devices.CPU, once: bool = True
+    ) -> None:
+        """`once` lets the frozen part of the model run once for every row, if the config does.
+
+        On another device than the CPU, this and all that is done with it stands inside `devices.here`.
+        """
         self._at_home = scene  # on the CPU, for what is looked at when the run has ended
         self.state = state = RunState(scene, folder, say, device=device)
         scene = state.scene
@@ -57,6 +62,9 @@ class Simulation:
         message, _ = state.send(state.eligible[:1])
         room = max(state.n_cohort, min(len(state.eligible), 256, ROOM_BYTES // tree.n_bytes(scene.task.initial)))
         work = scene.work(state.store.initial)
+        self.features = scene.features() if once else None
+        if self.features is not None:
+            work = self.features.work(work)
         keeps = scene.metric is not ACCURACY or bool(scene.others)
         self.executor = Executor(work, state.shapes, state.store, message, workers_of(scene.config), room, keeps)
         is_refreshed = scene.config.unchosen == "refresh"
@@ -118,7 +126,8 @@ class Simulation:
         scene = self.state.scene
         if scene.new_clients is None:
             return None
-        work = self.executor.work._replace(population=scene.new_clients)
+        new = scene.new_clients if self.features is None else self.features.of(scene.new_clients)
+        work = self.executor.work._replace(population=new)
         first, epochs = len(scene.population.train), scene.config.new_epochs
         return score_new_clients(work, self.state.server, first, epochs, self.state.round, scene.metric)
 
@@ -134,6 +143,10 @@ class Simulation:
     def results(self, evaluation: Evaluation) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         scene, config = self.state.scene, self.state.scene.config
         more: dict[str, Any] = {"refusals": self.state.named_refusals} if self.state.refusals else {}
+        if self.features is not None:
+            found = self.features
+            more["features"] = {"rows": len(found.rows), "bytes": found.table.nbytes, "seconds": found.seconds}
+            more["features"]["flops"] = found.flops
         if config.personal_epochs:
             more["personal_epochs"] = self.score_as_new().to_json()
         new = self.score_new_clients()
@@ -171,7 +184,7 @@ class Simulation:
                 message: Message = Same(scene.method.newcomer(scene.task, state.server))
             else:
                 message = scene.method.serve(scene.task, state.server, torch.tensor([client]))
-            shards = scene.population.shards([client], "train", "personalize", state.round)
+            shards = self.executor.work.population.shards([client], "train", "personalize", state.round)
             states = state.store.rows(torch.tensor([client]))
             make = personal_function(self.executor.work, is_new)
             return tree.row(one_by_one(make, message, states, shards), 0)
@@ -247,6 +260,9 @@ def settle(scene: Scene) -> Scene:
         return scene._replace(config=config.model_copy(update={"executor": "vectorised"}))
     with torch.no_grad():
         work = scene.work(method.init_client(task, task.initial))
+    found = scene.features()
+    if found is not None:
+        work = found.work(work)
     n_cohort = len(draw_cohort(work.population.eligible(), config.participation, config.seed, 0, method.sampling))
     with one_thread():
         choice = choose(work, n_cohort, is_of_ours(str(config.model)))
@@ -328,7 +344,7 @@ def open_simulation(folder: Path, say: Say = say_nothing, scene: Scene | None = 
     here = config.model_copy(update={"executor": config.style, "workers": 1})
     scene = make_scene(here, folder / "split.json") if scene is None else scene._replace(config=here)
     with one_thread():
-        simulation = Simulation(scene, folder, say)
+        simulation = Simulation(scene, folder, say, once=False)  # where few rows are looked at, few are computed
         try:
             if not simulation.state.load() and checkpoint.folders(folder / "checkpoint"):
                 raise RunFailed(f"no checkpoint in {folder} can be read; `plures resume` plays the run anew")

@@ -52,7 +52,7 @@ def test_adapters_start_as_the_model_and_both_executors_agree(adapter):
     assert stacked.executor.usage.eager == 0, stacked.executor.usage.why
     scene = stacked.state.scene
     x = scene.population.x[:5]
-    plain = scene.task._template.eval()
+    plain = scene.task.template.eval()
     torch.testing.assert_close(scene.task.logits(scene.task.initial, x), plain(x), rtol=1e-4, atol=1e-5)
     # Merged, it is a plain model that predicts the same.
     model = stacked.personal_model(stacked.state.eligible[0])

@@ -17,6 +17,7 @@ from plures.runs.config import make_config
 from plures.runs.folders import open_scene
 from plures.runs.scene import make_scene
 from plures.runs.simulation import Simulation
+from plures.simulate.memory import forecast
 from plures.simulate.shapes import shapes_of
 from tests.methods.test_every_method import QUICK, assert_same_state, named, state
 from tests.small import DeepMlp, played, run_of, scene_of, task_of
@@ -45,10 +46,12 @@ def names_and_shapes(of):
 @every_method
 def test_what_is_kept_and_sent_is_that_of_a_model_of_the_trainable_layers(name):
     method, sizes = make_method(name, {}, plures.Solver()), torch.tensor([5, 6, 7])
-    frozen = shapes_of(method, task_of("deep", 0, FROZEN), sizes)
-    rest = shapes_of(method, Task(Rest(), torch.zeros(8), 10), sizes)
+    tasks = task_of("deep", 0, FROZEN), Task(Rest(), torch.zeros(8), 10)
+    frozen, rest = (shapes_of(method, task, sizes) for task in tasks)
     for of_frozen, of_rest in zip(frozen[:-1], rest[:-1], strict=True):
         assert names_and_shapes(of_frozen) == names_and_shapes(of_rest)
+    assert forecast(frozen, 3, 3) == forecast(rest, 3, 3)  # bytes of memory, and of checkpoints
+    assert tree.n_bytes(frozen.upload) == tree.n_bytes(rest.upload)
 
 
 @every_method
