@@ -151,6 +151,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--against", type=Path, help="another version of Plures, which is measured first")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # its processes end with it
     conditions, rows = record.conditions(), []
     sides = {"before": arguments.against.resolve()} if arguments.against else {}
     for label, checkout in (sides | {"after": ROOT}).items():

@@ -1,6 +1,7 @@
 """`plures federate ...`: what each command takes. Torch and Flower are imported when a command is called."""
 
-import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,11 +27,12 @@ Quorum = Annotated[float, typer.Option(help="share of the clients of a round tha
 Resend = Annotated[float, typer.Option(help="seconds without an answer, until a message is sent again")]
 
 
-def _import(name: str) -> "ModuleType":
-    """A module that needs the extra `deploy`, and torch."""
+@contextmanager
+def _importing() -> Iterator[None]:
+    """While modules are imported that need the extra `deploy`, and torch."""
     try:
         with signals.leaving():
-            return importlib.import_module(f"plures.federate.{name}")
+            yield
     except ImportError as error:
         if (error.name or "").partition(".")[0] not in ("flwr", "cryptography"):
             raise
@@ -38,7 +40,10 @@ def _import(name: str) -> "ModuleType":
 
 
 def _operate() -> "ModuleType":
-    return _import("operate")
+    with _importing():
+        from plures.federate import operate  # here: see above
+
+        return operate
 
 
 @app.command()
@@ -101,7 +106,9 @@ def client(
     data_schema: Annotated[Path | None, typer.Option(help="of a table: a schema, if none is agreed on")] = None,
 ) -> None:
     """Take part in runs with our own rows, which stay here, until Ctrl-C."""
-    join = _import("join")
+    with _importing():
+        from plures.federate import join  # here: see above
+
     reading = join.reading_of_client(target, drop, time_column, task, data_schema)
     join.run_client(data, name, home, tuple(model or []), tuple(method or []), threads, reading)
 

@@ -285,8 +285,10 @@ def _ask_names(channel: Channel) -> dict[int, str]:
     found: dict[int, str] = {}
     until = time.monotonic() + 15
     while len(found) < len(sent) and time.monotonic() < until:
-        for answer in channel.pull(list(sent), wire.most_bytes()):
-            content = answer.content() or b""
+        for answer in channel.pull([number for number, node in sent.items() if node not in found], wire.most_bytes()):
+            content = answer.content()
+            if content is None:
+                continue  # the client has left
             name = wire.check_fields(wire.Hello, wire.unpack(content, wire.most_bytes())[0]).name
             if name in found.values():
                 raise RunFailed(f"two clients say that their name is {name}.")

@@ -83,12 +83,17 @@ def verify(
                 return _verdict(folder, [f"it cannot be run again: {error}"], claimed, None, made_by)
             repeated = read_result(Path(place))
         digest = str(again.summary["digest"])
-        wrong = _wrong_with_checkpoint(folder, scene, digest) if made_by is not None else ""
+        wrong = _wrong_with_checkpoint(folder, scene, digest)
     return _compare(folder, recorded, repeated, digest, wrong, made_by)
 
 
 def _wrong_with_checkpoint(folder: Path, scene: Scene, digest: str) -> str:
-    """Why the newest checkpoint does not hold the state with this digest; empty if it does."""
+    """Why the newest checkpoint does not hold the state with this digest; empty if it does, or if there is none."""
+    newest, torn = checkpoint.read(folder / "checkpoint")
+    if torn:
+        return "its newest checkpoint is damaged"
+    if newest is None:
+        return ""
     try:
         with open_simulation(folder, scene=scene) as opened:
             if opened.state.digest() == digest:
