@@ -10,6 +10,7 @@ from torch import nn
 import plures
 from plures.cli.main import call
 from plures.errors import DataError, UsageError
+from plures.runs.loop import read_result
 
 SMALL = ["--clients", "4", "--rounds", "2", "--share", "0.2"]
 OPTIONS = {"clients": 4, "rounds": 2, "share": 0.2}
@@ -95,7 +96,7 @@ def test_what_depends_on_the_number_of_rounds_is_not_extended(method, options, t
 def test_a_run_that_has_ended_is_read_and_its_seconds_stay(tmp_path):
     first = plures.run("fedavg", out=tmp_path / "run", **OPTIONS)
     again = plures.resume(tmp_path / "run")
-    assert again.summary == json.loads((tmp_path / "run" / "summary.json").read_text()) == first.summary
+    assert again.summary == read_result(tmp_path / "run").summary == first.summary
 
 
 def test_seconds_of_a_resumed_run_are_those_of_all_its_processes(tmp_path):

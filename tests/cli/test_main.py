@@ -9,6 +9,7 @@ from safetensors import safe_open
 
 from plures.cli import main
 from plures.methods import METHODS
+from plures.runs.loop import read_result
 
 QUICK = ["--clients", "4", "--rounds", "2", "--partition", "dirichlet:0.5", "--workers", "1"]
 
@@ -29,7 +30,7 @@ def plures(tmp_path, monkeypatch, capsys):
 def test_run_with_json_prints_the_summary_and_nothing_else(plures, tmp_path):
     code, out, err = plures("run", "fedavg", *QUICK, "--json", "--out", "here")
     assert code == 0
-    assert json.loads(out) == json.loads((tmp_path / "here" / "summary.json").read_text())
+    assert json.loads(out) == read_result(tmp_path / "here").summary
     assert "round 2/2" in err and "round 2/2" in (tmp_path / "here" / "log.txt").read_text()
 
 

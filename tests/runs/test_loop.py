@@ -162,6 +162,9 @@ def test_checkpoint_of_another_config_is_refused(tmp_path):
     text = (tmp_path / "config.toml").read_text().replace("lr = 0.05\n", "lr = 0.2\n")
     (tmp_path / "config.toml").write_text(text)
     (tmp_path / "summary.json").unlink()
+    with pytest.raises(DataError, match=r"config\.toml has changed since the run began"):
+        resume(tmp_path, quiet, Callback())
+    (tmp_path / "config.toml").write_text(text.partition("# check config.toml")[0])
     with pytest.raises(UsageError, match="another config"):
         resume(tmp_path, quiet, Callback())
 
@@ -184,7 +187,8 @@ def test_run_folder_holds_what_the_contract_names(tmp_path):
         path.name for path in folder.iterdir()
     }
     summary = json.loads((folder / "summary.json").read_text())
-    assert list(summary) == SUMMARY and summary == json.loads(json.dumps(result.summary))
+    assert list(summary) == [*SUMMARY, "sha256", "check"]
+    assert {key: summary[key] for key in SUMMARY} == json.loads(json.dumps(result.summary))
     named = {"mean", "pooled", "std", "worst5", "top5", "best_round", "best_mean", "model", "scored", "never_trained"}
     assert named <= set(summary["personal"])
     named = {

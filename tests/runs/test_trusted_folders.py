@@ -168,7 +168,7 @@ def test_code_that_a_folder_names_is_not_run(gift, command, capsys):
 def test_a_report_is_made_without_running_it(run, gift, tmp_path):
     other = tmp_path / "other"
     plures.run("fedavg", data=str(tmp_path / "rows.npz"), partition="natural", rounds=1, out=other)
-    for name in ("summary.json", "clients.csv"):
+    for name in ("summary.json", "rounds.csv", "clients.csv"):
         shutil.copy(other / name, gift / name)
     assert call(["report", str(gift), "-o", str(tmp_path / "page.html")]) == 0
     assert not (tmp_path / "opened").exists()
