@@ -1,4 +1,4 @@
-"""The lower part of a model: frozen layers that rows meet before any weight that trains. It can be run once for each row.
+"""The lower part of a model: frozen layers that rows meet before any weight that trains. It can be run once for a row.
 
 It is found from the order in which a model calls its layers. The model is cut at the first layer that trains, or at a
 layer around it: what that layer is given is all that the rest of the model needs of the frozen ones. In the copy that
