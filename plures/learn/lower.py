@@ -339,6 +339,7 @@ def _copy(module: nn.Module) -> nn.Module:
     """A copy whose tensors are those of the original."""
     tensors = [*module.parameters(), *module.buffers()]
     shared: dict[int, Any] = {id(x): x for x in tensors}
-    for each in module.modules():  # tensors that stand in places of parameters and are none
-        shared |= {id(x): x for place in (each._parameters, each._buffers) for x in place.values() if x is not None}
+    for each in module.modules():  # tensors in places of parameters that are none, and what a call leaves in a layer
+        places = (each._parameters, each._buffers, vars(each))
+        shared |= {id(x): x for place in places for x in place.values() if isinstance(x, Tensor)}
     return copy.deepcopy(module, shared)

@@ -38,7 +38,7 @@ def make_folder(folder, is_classifier, n_classes=3):
     )
     config = transformers.BertConfig(
         vocab_size=len(vocabulary),
-        hidden_size=16,
+        hidden_size=32,
         num_hidden_layers=2,
         num_attention_heads=2,
         intermediate_size=24,
@@ -127,7 +127,8 @@ def test_a_folder_computes_what_transformers_does(kind, request):
 
 def test_a_run_on_texts_trains_and_predicts_from_raw_texts(encoder, tmp_path):
     table = write_table(tmp_path / "t.csv")
-    run = {"data": table, "model": f"hf:{encoder}:8", "rounds": 6, "lr": 0.3, "precision": "float64", **TABLE}
+    run = {"data": table, "model": f"hf:{encoder}:8", "rounds": 6, "epochs": 5, "lr": 0.3, **TABLE}
+    run["precision"] = "float64"
     once = plures.run("ditto", freeze="body", out=tmp_path / "once", **run)
     each = plures.run("ditto", freeze="body", features="each", **run)
     assert once.summary["features"]["rows"] == 60 and "features" not in each.summary
