@@ -94,6 +94,7 @@ class Stub(nn.Module):
         self.register_forward_pre_hook(_without_arguments, with_kwargs=True)
 
     def forward(self) -> Any:
+        """In place of the layer's output."""
         return _filled(self.output, self.given.n_rows)
 
 

@@ -143,6 +143,7 @@ def test_a_run_on_texts_trains_and_predicts_from_raw_texts(encoder, tmp_path):
         assert np.array_equal(outputs(scene, model, texts), outputs(scene, model, tokens))
 
 
+@pytest.mark.slow
 def test_clients_of_a_folder_can_be_stacked(classifier, tmp_path):
     run = {"data": write_table(tmp_path / "t.csv"), "model": f"hf:{classifier}:8", "rounds": 2, "precision": "float64"}
     run |= {"adapter": "lora:rank=2,layers=*query/*value", **TABLE}
