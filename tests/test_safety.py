@@ -15,7 +15,9 @@ FILES = sorted(Path(plures.__file__).parent.rglob("*.py"))
 UNSAFE = re.compile(r"\b(pickle|joblib|dill|cloudpickle|marshal|shelve|torch\.load|yaml\.load)\b|allow_pickle=True")
 
 
-RESTRICTED = {"models/efficientnet.py": ['return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)']}
+RESTRICTED = {
+    "models/efficientnet.py": ['return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)']
+}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)

@@ -288,10 +288,14 @@ def doctor(
 def export(
     folder: RunFolder,
     client: Annotated[str, typer.Option("--client", help="whose model: the client's number, or its name")],
-    out: Annotated[Path, typer.Option("-o", "--out", help="the file to write, or the folder for peft")] = Path("model.safetensors"),
+    out: Annotated[Path, typer.Option("-o", "--out", help="the file to write, or the folder for peft")] = Path(
+        "model.safetensors"
+    ),
     form: Annotated[
         str | None,
-        typer.Option("--format", help="safetensors, torchscript, onnx or peft", show_default="by the ending of the file"),
+        typer.Option(
+            "--format", help="safetensors, torchscript, onnx or peft", show_default="by the ending of the file"
+        ),
     ] = None,
     trust: Trust = False,
 ) -> None:

@@ -488,8 +488,10 @@ def _texts(data: Dataset, plan: Plan, reading: Reading) -> Dataset:
 
 
 def text_dataset(data: Dataset, raw: list[str], of_row: np.ndarray, tokenizer: Tokenizer | None) -> Dataset:
-    """A data set whose rows are texts, row i has the text `of_row[i]`: as tokens of a model, or as words of a vocabulary
-    of the training rows."""
+    """A data set whose rows are texts: row i has the text `of_row[i]`.
+
+    They become tokens of a model that has a tokenizer, or else words of a vocabulary of the training rows.
+    """
     texts = [words(one) for one in raw]
     if not any(texts):
         raise DataError(f"{data.name}: all texts are empty.")

@@ -1,4 +1,4 @@
-"""The lower part of a model: frozen layers that rows meet before any weight that trains. It can be run once for each row.
+"""The lower part of a model: frozen layers that rows meet before any weight that trains. It can be run once for a row.
 
 It is found from the order in which a model calls its layers. The model is cut at the first layer that trains, or at a
 layer around it: what that layer is given is all that the rest of the model needs of the frozen ones. In the copy that
@@ -94,6 +94,7 @@ class Stub(nn.Module):
         self.register_forward_pre_hook(_without_arguments, with_kwargs=True)
 
     def forward(self) -> Any:
+        """In place of the layer's output."""
         return _filled(self.output, self.given.n_rows)
 
 
@@ -339,6 +340,7 @@ def _copy(module: nn.Module) -> nn.Module:
     """A copy whose tensors are those of the original."""
     tensors = [*module.parameters(), *module.buffers()]
     shared: dict[int, Any] = {id(x): x for x in tensors}
-    for each in module.modules():  # tensors that stand in places of parameters and are none
-        shared |= {id(x): x for place in (each._parameters, each._buffers) for x in place.values() if x is not None}
+    for each in module.modules():  # tensors in places of parameters that are none, and what a call leaves in a layer
+        places = (each._parameters, each._buffers, vars(each))
+        shared |= {id(x): x for place in places for x in place.values() if isinstance(x, Tensor)}
     return copy.deepcopy(module, shared)

@@ -26,8 +26,8 @@ from plures.errors import UsageError
 from plures.learn import adapters
 from plures.learn.augment import augment, refuse_other_than_images
 from plures.learn.frozen import ALL_TRAIN, Chosen, fingerprint, frozen_names, in_words
-from plures.learn.lower import CANNOT_CUT, Lower, Stub, lower_parts
 from plures.learn.losses import ROW_LOSSES, masked_mean
+from plures.learn.lower import CANNOT_CUT, Lower, Stub, lower_parts
 from plures.learn.precision import in_bf16
 from plures.learn.stock import (
     Dropout,
@@ -530,7 +530,7 @@ class Task:
         return changed
 
     def _agrees(self, lower: Lower) -> bool:
-        """Whether starting from what the lower part gives is the same as starting from rows, for rows like the example."""
+        """Whether starting from what the lower part gives is the same as starting from rows."""
         lower.keeps_row = lower.upper is not None and not self.example.is_floating_point()
         if self._is_same_from(lower):
             return True

@@ -109,7 +109,7 @@ def weights_file() -> Path:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """The weights in a file of torch. Only the one file that this model was made for is read, and no code in it is run."""
+    """The weights in a file of torch: only in the one that this model was made for, and no code in it is run."""
     content = path.read_bytes()
     if hashlib.sha256(content).hexdigest() != SHA256:
         raise UsageError(f"{path} is another file than the one that efficientnet-lite0 is made for; install it again")

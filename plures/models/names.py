@@ -1,9 +1,9 @@
 """The models by name. Each takes the shape of a row and the number of classes; text models also the number of tokens.
 
 The head of a model is its last linear layer, unless its class names another with `head_name`. Its layers are the
-modules that have tensors of their own. A class may have a function `tokenizer`, which takes the sizes in its name and
-says how it reads text, if it has tokens of its own. A deep model may group them with `block_names`, from the input to the head, for
-methods that count blocks.
+modules that have tensors of their own. A deep model may group them with `block_names`, from the input to the head, for
+methods that count blocks. A class may have a function `tokenizer`, which takes the sizes in its name and says how it
+reads text, if it has tokens of its own.
 """
 
 import inspect
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from plures.data.text import Tokenizer
 from plures.errors import UsageError
-from plures.registry import Registry
+from plures.registry import Registry, load
 
 if TYPE_CHECKING:
     from torch import nn
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from plures.models.inputs import Shape
 
 HF = "hf:"  # begins the name of a model that is a Hugging Face folder
+PRETRAINED = "plures.models.pretrained"  # which needs torch, and is imported when it is asked for
 MOST_UNITS = 65_536  # of a layer whose size is in the name of a model
 
 MODELS: "Registry[Callable[..., nn.Module]]" = Registry(
@@ -58,9 +59,8 @@ MODELS: "Registry[Callable[..., nn.Module]]" = Registry(
 def model_maker(name: str, shape: "Shape", n_classes: int, n_tokens: int = 0) -> "Callable[[], nn.Module]":
     """A function that makes the named model, perhaps with sizes, or a user's own, which is named as `module:Class`."""
     if name.startswith(HF):
-        from plures.models.pretrained import HfFolder  # here, because it needs torch
-
-        return bind_arguments(partial(HfFolder, name.removeprefix(HF)), shape, n_classes, n_tokens)
+        folder_class = load(f"{PRETRAINED}:HfFolder", "model")
+        return bind_arguments(partial(folder_class, name.removeprefix(HF)), shape, n_classes, n_tokens)
     name, sizes = split_sizes(name)
     model_class = MODELS.find(name)
     if not callable(model_class):
@@ -82,9 +82,7 @@ def tokenizer_of(name: str | None) -> Tokenizer | None:
     if name is None:
         return None
     if name.startswith(HF):
-        from plures.models.pretrained import folder_tokenizer  # here, because it needs torch
-
-        return folder_tokenizer(name.removeprefix(HF))
+        return load(f"{PRETRAINED}:folder_tokenizer", "model")(name.removeprefix(HF))
     base, sizes = split_sizes(name)
     declared = getattr(MODELS[base], "tokenizer", None) if base in MODELS else None
     return None if declared is None else declared(sizes)
@@ -94,9 +92,9 @@ def folder_of(name: str) -> str | None:
     """The Hugging Face folder of a named model; None if it is none."""
     if not name.startswith(HF) and split_sizes(name)[0] != "minilm":
         return None
-    from plures.models.pretrained import minilm_folder, split_length  # here, because it needs torch
-
-    return str(split_length(name.removeprefix(HF))[0] if name.startswith(HF) else minilm_folder())
+    if name.startswith(HF):
+        return str(load(f"{PRETRAINED}:split_length", "model")(name.removeprefix(HF))[0])
+    return str(load(f"{PRETRAINED}:minilm_folder", "model")())
 
 
 def is_of_ours(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Encoders of text that were trained before: folders in the layout of Hugging Face, read from disk and from nowhere else.
+"""Encoders of text that were trained before: folders in the layout of Hugging Face, read from disk alone.
 
 Only safetensors are read, so that nothing in a folder can run code. The texts become tokens by the folder's own
 tokenizer.json.
@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from plures.data.text import Tokenizer
@@ -101,7 +102,7 @@ def load_folder(folder: Path, n_classes: int | None) -> nn.Module:
             dtype=torch.float32,
             **more,
         )
-    except (ValueError, OSError, RuntimeError, KeyError) as error:
+    except (ValueError, OSError, RuntimeError, KeyError, SafetensorError) as error:
         said = " ".join(str(error).split())[:300]
         raise UsageError(f"the model in {folder} cannot be read: {said}") from None
     finally:
@@ -118,6 +119,7 @@ class HfFolder(nn.Module):
     """
 
     head_name: str
+    model: Any
     base_name = "model"  # the part that is the folder's own model
 
     def __init__(self, name: str, shape: Shape, n_classes: int, n_tokens: int) -> None:
@@ -143,7 +145,7 @@ class HfFolder(nn.Module):
 
     @torch.no_grad()
     def _takes_wide_mask(self, length: int) -> bool:
-        """Whether the model takes a mask as numbers to add to scores, which needs no decision by numbers in a tensor."""
+        """Whether the model takes a mask as numbers to add to scores: to make one, no number has to be looked at."""
         x = torch.full((2, length), self.padding)
         x[0], x[1, : length // 2] = self.padding + 1, self.padding + 1
         try:

@@ -53,8 +53,9 @@ class Config(BaseModel):
         None, description="what is predicted; if left out it follows from the column"
     )
     model: str | None = Field(
-        None, description="name of a model, your own as module:Class, or a Hugging Face folder as hf:FOLDER; if left out mlp, "
-        "for text fasttext or charlstm",
+        None,
+        description="name of a model, your own as module:Class, or a Hugging Face folder as hf:FOLDER; if left out "
+        "mlp, for text fasttext or charlstm",
     )
     freeze: str | None = Field(
         None,

@@ -23,7 +23,7 @@ BEFORE = "base_model.model."  # which begins the names of tensors in such a fold
 
 
 def write_adapter(folder: Path, task: Task, model: Params, base: str | None) -> int:
-    """Write the LoRA of a personal model; returns the number of tensors. `base` is the folder of the model beside it."""
+    """Write the LoRA of a personal model; returns the number of tensors. `base` is the folder of the model, if any."""
     config, tensors, head = as_peft(task, model, base)
     try:
         folder.mkdir(parents=True, exist_ok=True)

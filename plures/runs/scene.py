@@ -170,7 +170,9 @@ def make_scene(config: Config, split_file: Path | None = None, objects: Objects 
         config = config.model_copy(update={"pool_rows": 0})
     if not split.labels:  # where clients have names of their own for the classes, nobody else's rows make sense
         if config.pool_rows is None:
-            config = config.model_copy(update={"pool_rows": affordable_pool(len(population.train), _trained_part(config, task))})
+            config = config.model_copy(
+                update={"pool_rows": affordable_pool(len(population.train), _trained_part(config, task))}
+            )
         population = population.with_pool(config.pool_rows or 0)
     names = partition.names_of_clients(data, split)
     notes = (*data.notes, *split.notes, *unscaled_columns(data), *method.notes(task))

@@ -72,7 +72,9 @@ def why_not(task: Task) -> str:
     if task.lower is None or not task.lower.pays:
         return ""
     if task.augments:
-        return "augmentation changes every image at random: the frozen part is run in every step, not once for every row"
+        return (
+            "augmentation changes every image at random: the frozen part is run in every step, not once for every row"
+        )
     return ""
 
 
@@ -85,12 +87,14 @@ _last: dict[str, Features] = {}  # those of the last run: a comparison has many 
 
 
 def make_features(task: Task, x: Tensor, rows: np.ndarray, folder: Path, n_threads: int) -> Features:
-    """What the lower part of a task gives for some rows of a table, from memory, from a file in `folder`, or computed."""
+    """What the lower part of a task gives for some rows of a table: from memory, a file in `folder`, or computed."""
     assert task.lower is not None
     name = _name(task, x, rows)
     known = _last.get(name)
     if known is not None:
-        return known if known.task.started_by(task) else known._replace(task=task.starting_from(task.lower), seconds=0.0)
+        return (
+            known if known.task.started_by(task) else known._replace(task=task.starting_from(task.lower), seconds=0.0)
+        )
     path = folder / f"{name}.npy"
     began = time.perf_counter()
     table = _read(path, len(rows), task)

@@ -38,7 +38,7 @@ def make_folder(folder, is_classifier, n_classes=3):
     )
     config = transformers.BertConfig(
         vocab_size=len(vocabulary),
-        hidden_size=16,
+        hidden_size=32,
         num_hidden_layers=2,
         num_attention_heads=2,
         intermediate_size=24,
@@ -125,15 +125,14 @@ def test_a_folder_computes_what_transformers_does(kind, request):
         torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_run_on_texts_trains_predicts_and_takes_in_new_clients_from_raw_texts(classifier, tmp_path):
+def test_a_run_on_texts_trains_and_predicts_from_raw_texts(encoder, tmp_path):
     table = write_table(tmp_path / "t.csv")
-    run = {"data": table, "model": f"hf:{classifier}:8", "rounds": 6, "lr": 0.3, "precision": "float64", **TABLE}
+    run = {"data": table, "model": f"hf:{encoder}:8", "rounds": 6, "epochs": 5, "lr": 0.3, **TABLE}
+    run["precision"] = "float64"
     once = plures.run("ditto", freeze="body", out=tmp_path / "once", **run)
     each = plures.run("ditto", freeze="body", features="each", **run)
     assert once.summary["features"]["rows"] == 60 and "features" not in each.summary
-    assert once.summary["personal"]["mean"] == pytest.approx(each.summary["personal"]["mean"]) and (
-        once.summary["personal"]["mean"] > 0.8
-    )
+    assert once.summary["personal"]["mean"] == each.summary["personal"]["mean"] > 0.8
     for name, x in once.models[0].items():
         torch.testing.assert_close(x, each.models[0][name], rtol=1e-6, atol=1e-8)
     with open_simulation(tmp_path / "once") as opened:
@@ -144,6 +143,7 @@ def test_a_run_on_texts_trains_predicts_and_takes_in_new_clients_from_raw_texts(
         assert np.array_equal(outputs(scene, model, texts), outputs(scene, model, tokens))
 
 
+@pytest.mark.slow
 def test_clients_of_a_folder_can_be_stacked(classifier, tmp_path):
     run = {"data": write_table(tmp_path / "t.csv"), "model": f"hf:{classifier}:8", "rounds": 2, "precision": "float64"}
     run |= {"adapter": "lora:rank=2,layers=*query/*value", **TABLE}
@@ -163,9 +163,9 @@ def test_weights_that_could_run_code_are_refused(encoder, tmp_path):
     with pytest.raises(UsageError, match="it has no weights"):
         tokenizer_of(f"hf:{tmp_path}")
     (tmp_path / "pytorch_model.bin").write_bytes(b"anything")
-    with pytest.raises(UsageError, match=r"pytorch_model.bin, which could run code when it is read.*safe_serialization"):
+    with pytest.raises(UsageError, match=r"pytorch_model.bin, which could run code.*safe_serialization"):
         model_maker(f"hf:{tmp_path}", (8,), 2, 20)()
-    with pytest.raises(UsageError, match="holds no config.json"):
+    with pytest.raises(UsageError, match=r"holds no config\.json"):
         tokenizer_of(f"hf:{tmp_path / 'nowhere'}")
     (tmp_path / "model.safetensors").write_bytes(b"torn")
     with pytest.raises(UsageError, match="cannot be read"):
@@ -185,7 +185,9 @@ def test_code_in_a_folder_is_not_run_and_nothing_is_fetched(encoder, tmp_path, m
     settings = json.loads((tmp_path / "config.json").read_text())
     code = {"AutoConfig": "evil.Config", "AutoModel": "evil.Model"}
     (tmp_path / "config.json").write_text(json.dumps(settings | {"auto_map": code}))
-    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'was run')!r}, 'w')\nclass Config: pass\nclass Model: pass\n")
+    (tmp_path / "evil.py").write_text(
+        f"open({str(tmp_path / 'was run')!r}, 'w')\nclass Config: pass\nclass Model: pass\n"
+    )
     model = model_maker(f"hf:{tmp_path}", (8,), 2, 20)()
     assert type(model.model).__name__ == "BertModel" and not (tmp_path / "was run").exists()
     (tmp_path / "config.json").write_text(json.dumps(settings | {"auto_map": code, "model_type": "evil"}))

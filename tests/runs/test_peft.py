@@ -17,6 +17,7 @@ from plures.runs.peft import HEAD, write_adapter
 from plures.runs.simulation import open_simulation
 from tests.models.test_pretrained import TABLE, make_folder, transformers, write_table
 
+pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # peft calls it
 peft = pytest.importorskip("peft", reason="needs the extra `pretrained`")
 
 
@@ -36,7 +37,8 @@ class Net(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "adapter", ["lora:rank=2,alpha=6", "lora:rank=full,start=identity,layers=hidden", "lora:rank=2,fixed=a,layers=hidden"]
+    "adapter",
+    ["lora:rank=2,alpha=6", "lora:rank=full,start=identity,layers=hidden", "lora:rank=2,fixed=a,layers=hidden"],
 )
 def test_a_plain_module_predicts_the_same_with_the_adapter_of_the_folder(adapter, tmp_path):
     torch.manual_seed(0)
@@ -60,13 +62,17 @@ def test_a_classifier_of_a_folder_predicts_the_same(tmp_path):
         app, ["export", str(tmp_path / "run"), "--client", "0", "--format", "peft", "-o", str(tmp_path / "adapter")]
     )
     assert said.exit_code == 0, said.output
-    assert json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())["base_model_name_or_path"] == str(folder)
+    assert json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())["base_model_name_or_path"] == str(
+        folder
+    )
     base = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
     loaded = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
     x = torch.from_numpy(tokenizer_of(f"hf:{folder}:8").encode(["the cat sat", "stocks fell"]))
     with open_simulation(tmp_path / "run") as opened, torch.no_grad():
         expected = opened.state.scene.task.logits(opened.personal_model(0), x)
-        torch.testing.assert_close(loaded(input_ids=x, attention_mask=(x != 0).long()).logits, expected, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(
+            loaded(input_ids=x, attention_mask=(x != 0).long()).logits, expected, atol=1e-5, rtol=1e-4
+        )
 
 
 def test_the_head_of_an_encoder_is_beside_the_adapter(tmp_path):

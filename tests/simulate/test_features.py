@@ -143,20 +143,24 @@ def test_tokens_are_kept_where_the_rest_looks_at_them():
 # That nothing changes
 
 
-@pytest.mark.parametrize("name", ["fedavg", "ditto", "fedrep", "pfedhn", "fedrod"])
+def slow(value):
+    return pytest.param(value, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "ditto", "fedrep", slow("pfedhn"), slow("fedrod")])
 def test_a_method_ends_in_the_same_state_on_a_frozen_body(name):
     once, each = both(method=name, freeze="body")
     assert_same_state(once, each)
 
 
-@pytest.mark.parametrize("method", ["lgfedavg", "afml", "ditto+ala"])
+@pytest.mark.parametrize("method", ["lgfedavg", slow("afml"), slow("ditto+ala")])
 def test_a_method_ends_in_the_same_state_where_upper_layers_train(method):
     once, each = both(method=method, freeze="conv1,norm")
     assert_same_state(once, each)
     assert once.executor.usage.eager == 0, once.executor.usage.why
 
 
-@pytest.mark.parametrize("executor", ["vectorised", "one_by_one"])
+@pytest.mark.parametrize("executor", [slow("vectorised"), "one_by_one"])
 def test_adapters_above_the_cut_train_as_without(executor):
     once, each = both(model=Encoder, data=tokens(), adapter="lora:rank=2,layers=layers.2.*", executor=executor)
     assert_same_state(once, each)
@@ -164,6 +168,7 @@ def test_adapters_above_the_cut_train_as_without(executor):
     assert isinstance(layer[1], Stub) and not isinstance(layer[2], Stub)
 
 
+@pytest.mark.slow
 def test_scores_of_everybody_and_of_new_clients_are_the_same():
     options = {"freeze": "body", "new_clients": 1, "clients": 4, "validation": 0.2, "personal_epochs": 1}
     once, each = both(method="fedavg+ft", **options)
