@@ -82,6 +82,8 @@ def passes() -> list[str]:
 
 def federation() -> list[str]:
     """Federations of growing size: seconds, memory and processor time."""
+    if not (RESULTS / "federation.csv").exists():
+        return ["Not measured yet: `python benchmarks/federation.py --against CHECKOUT` measures it."]
     notes, rows = read("federation")
     heads = {
         "label": "",

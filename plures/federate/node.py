@@ -106,7 +106,7 @@ class Node:
                     pace.note_message()
                     self._send(Message(to_records(answer(content)), reply_to=message.message))
                     pace.note_answer()
-            time.sleep(pace.delay(LEAST_DELAY, MOST_DELAY))
+            time.sleep(LEAST_DELAY if waiting else pace.delay(LEAST_DELAY, MOST_DELAY))
 
     def _announced(self) -> list[tuple[float, Incoming]]:
         with _explained():
