@@ -31,6 +31,7 @@ SOAK = ROOT / "docs" / "results" / "soak.json"
 PAGE = ROOT / "docs" / "reliability.md"
 KINDS: dict[str, ModuleType] = {"kills": kills, "bits": bits, "writes": writes, "configs": configs}
 MESSAGES = ("answers", "requests")
+PLANNED = "planned.json"
 
 
 def number_of(kind: str, work: Path) -> int:
@@ -52,8 +53,9 @@ def campaign(kind: str, seed: int, work: Path, records: Path, most: int | None =
     if kind in MESSAGES:
         found = {} if done else dict(enumerate(messages.try_all(kind, work)))
     else:
-        todo = [number for number in range(number_of(kind, work)) if number not in done][:most]
-        found = dict.fromkeys(todo)
+        planned = number_of(kind, work)
+        note_planned(kind, planned, records)
+        found = dict.fromkeys([number for number in range(planned) if number not in done][:most])
     for number in found:
         began = time.perf_counter()
         try:
@@ -67,6 +69,13 @@ def campaign(kind: str, seed: int, work: Path, records: Path, most: int | None =
         print(f"{kind}:{number} {outcome.outcome} ({seconds:.1f} s) {outcome.what}", flush=True)
         if not outcome.is_good:
             print(f"    {outcome.said}", flush=True)
+
+
+def note_planned(kind: str, n: int, records: Path) -> None:
+    """Write down how many trials of a kind there are, so that the page can say how many are left."""
+    path = records / PLANNED
+    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    path.write_text(json.dumps(known | {kind: n}, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def read_records(path: Path) -> dict[int, Outcome]:
@@ -106,7 +115,17 @@ def table(records: Path = RECORDS) -> str:
         total = [a + b for a, b in zip(total, numbers, strict=True)]
         lines.append(f"| {kind} | {words} | " + " | ".join(f"{n:,}" for n in numbers) + " |")
     lines.append("| all | | " + " | ".join(f"{n:,}" for n in total) + " |")
+    if left := untried(records):
+        lines += ["", "Not tried yet: " + ", ".join(f"{n:,} of {of:,} {kind}" for kind, (n, of) in left.items()) + "."]
     return "\n".join(lines)
+
+
+def untried(records: Path) -> dict[str, tuple[int, int]]:
+    """Kind -> how many of how many trials are not recorded yet."""
+    path = records / PLANNED
+    planned = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    left = {kind: (n - len(read_records(records / f"{kind}.jsonl")), n) for kind, n in planned.items()}
+    return {kind: (n, of) for kind, (n, of) in left.items() if n > 0}
 
 
 def soak_table(path: Path = SOAK) -> str:
