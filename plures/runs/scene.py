@@ -68,14 +68,14 @@ class Scene(NamedTuple):
         """Whether the frozen part of the model is run once for every row, before the first round."""
         return self.config.features == "once" and features.pays(self.task)
 
-    def features(self) -> "features.Features | None":
+    def features(self, say: Callable[[str], None] = lambda line: None) -> "features.Features | None":
         """What the frozen part of the model gives for all rows that clients have; None if it is run in every step."""
         if not self.has_features:
             return None
         known = (self.population, *([self.new_clients] if self.new_clients is not None else []))
         folder = sources.data_folder(Path(self.config.data_dir) if self.config.data_dir else None) / "features"
         rows = features.rows_of(known)
-        return features.make_features(self.task, self.population.x, rows, folder, self.config.workers)
+        return features.make_features(self.task, self.population.x, rows, folder, self.config.workers, say)
 
 
 class Objects(NamedTuple):

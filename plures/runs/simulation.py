@@ -26,7 +26,7 @@ from plures.runs.scene import Objects, Scene, make_scene, method_of
 from plures.runs.snapshots import Snapshots
 from plures.runs.state import Answers, RunState
 from plures.simulate import attack
-from plures.simulate.choosing import choose
+from plures.simulate.choosing import STEPS, choose, is_small_step
 from plures.simulate.evaluate import Evaluation, Evaluator
 from plures.simulate.executor import Executor
 from plures.simulate.memory import keep_freed_memory
@@ -62,7 +62,7 @@ class Simulation:
         message, _ = state.send(state.eligible[:1])
         room = max(state.n_cohort, min(len(state.eligible), 256, ROOM_BYTES // tree.n_bytes(scene.task.initial)))
         work = scene.work(state.store.initial)
-        self.features = scene.features() if once else None
+        self.features = scene.features(say) if once else None
         if self.features is not None:
             work = self.features.work(work)
         keeps = scene.metric is not ACCURACY or bool(scene.others)
@@ -260,14 +260,26 @@ def settle(scene: Scene) -> Scene:
         return scene._replace(config=config.model_copy(update={"executor": "vectorised"}))
     with torch.no_grad():
         work = scene.work(method.init_client(task, task.initial))
-    found = scene.features()
-    if found is not None:
-        work = found.work(work)
+    if scene.has_features:
+        work = _few_features(scene, work)
     n_cohort = len(draw_cohort(work.population.eligible(), config.participation, config.seed, 0, method.sampling))
     with one_thread():
         choice = choose(work, n_cohort, is_of_ours(str(config.model)))
     config = config.model_copy(update={"executor": choice.style, "stack": choice.stack})
     return scene._replace(config=config, notes=(*scene.notes, *([choice.why] if choice.why else [])))
+
+
+def _few_features(scene: Scene, work: Work) -> Work:
+    """The work on features of few rows, by which a choice is made: the others are not computed for that."""
+    config, task = scene.config, scene.task
+    assert task.lower is not None
+    is_small = is_small_step(task.starting_from(task.lower), config.batch, is_of_ours(str(config.model)))
+    n = 1 if is_small else STEPS * min(config.batch, 64)
+    few = work.population._replace(train=[own[:n] for own in work.population.train], test=[], validation=[])
+    few = few._replace(pool=few.pool[:0])
+    found = scene._replace(population=few, new_clients=None).features()
+    assert found is not None
+    return found.work(work._replace(population=few))
 
 
 def start(scene: Scene, folder: Path | None, say: Say = say_nothing, callback: Callback = Callback()) -> Result:  # noqa: B008

@@ -13,6 +13,7 @@ import torch
 
 from plures import engine, tree
 from plures.engine import cost_of
+from plures.learn.task import Task
 from plures.methods.base import Federation, Method
 from plures.methods.messages import Message
 from plures.simulate.executor import CannotStack, warm_up
@@ -36,7 +37,7 @@ class Choice(NamedTuple):
 def choose(work: Work, n_cohort: int, is_of_ours: bool) -> Choice:
     """The fastest way; `is_of_ours` says whether the model is one of this package, which can all be stacked."""
     task, batch = work.task, work.method.solver.batch
-    is_small = 3 * task.flops * batch < (SMALL_OF_OURS if is_of_ours else SMALL)
+    is_small = is_small_step(task, batch, is_of_ours)
     if is_small and is_of_ours:
         return Choice()
     eligible = work.population.eligible()
@@ -61,6 +62,11 @@ def choose(work: Work, n_cohort: int, is_of_ours: bool) -> Choice:
     gain = f"a step takes {of_best:.3g} ms, and {of_full:.3g} in full stacks"
     how = "run one by one" if best.style == "one_by_one" else f"are stacked {best.stack} at a time"
     return best._replace(why=f"clients {how}: {gain}")
+
+
+def is_small_step(task: Task, batch: int, is_of_ours: bool) -> bool:
+    """Whether a step of one client is so little arithmetic that nothing is timed."""
+    return 3 * task.flops * batch < (SMALL_OF_OURS if is_of_ours else SMALL)
 
 
 def _message(work: Work, method: Method, ids: list[int]) -> Message:

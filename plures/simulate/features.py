@@ -7,7 +7,7 @@ the frozen weights and the rows: the next run of the same model on the same rows
 import hashlib
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -26,6 +26,7 @@ from plures.simulate.work import Work
 
 BLOCK = 64  # rows at a time, each block by one thread: so any number of threads gives the same bits
 LONG_SECONDS, LARGE_BYTES = 5.0, 1 << 30  # from which on features are kept in a file
+WORTH_A_WORD = 1e11  # FLOPs
 PROBE = 8  # rows by which the time is estimated
 
 
@@ -83,31 +84,37 @@ def pays(task: Task) -> bool:
     return task.lower is not None and task.lower.pays and not task.augments
 
 
-_last: dict[str, Features] = {}  # those of the last run: a comparison has many runs on the same rows
+_known: dict[str, Features] = {}  # of this process, the newest last: a comparison has many runs on the same rows
+MOST_KNOWN = 2  # those of all rows, and those of few by which a choice is made
 
 
-def make_features(task: Task, x: Tensor, rows: np.ndarray, folder: Path, n_threads: int) -> Features:
+def make_features(
+    task: Task, x: Tensor, rows: np.ndarray, folder: Path, n_threads: int, say: Callable[[str], None]
+) -> Features:
     """What the lower part of a task gives for some rows of a table: from memory, a file in `folder`, or computed."""
     assert task.lower is not None
     name = _name(task, x, rows)
-    known = _last.get(name)
+    known = _known.get(name)
     if known is not None:
-        return (
-            known if known.task.started_by(task) else known._replace(task=task.starting_from(task.lower), seconds=0.0)
-        )
+        if known.task.started_by(task):
+            return known
+        return known._replace(task=task.starting_from(task.lower), seconds=0.0, flops=0)
     path = folder / f"{name}.npy"
     began = time.perf_counter()
     table = _read(path, len(rows), task)
     seconds, flops = 0.0, 0
     if table is None:
+        flops = len(rows) * task.lower.flops
+        if flops > WORTH_A_WORD:
+            say(f"frozen layers are run once for {len(rows)} rows, before the first round")
         table = _compute(task.lower, x, rows, n_threads)
-        seconds, flops = time.perf_counter() - began, len(rows) * task.lower.flops
+        seconds = time.perf_counter() - began
         if seconds > LONG_SECONDS or table.nbytes > LARGE_BYTES:
             table = _keep(table, path)
-    found = Features(task.starting_from(task.lower), table, rows, seconds, flops)
-    _last.clear()
-    _last[name] = found
-    return found
+    if len(_known) == MOST_KNOWN:
+        del _known[next(iter(_known))]
+    _known[name] = Features(task.starting_from(task.lower), table, rows, seconds, flops)
+    return _known[name]
 
 
 def estimate_seconds(task: Task, x: Tensor, n_rows: int, n_threads: int) -> float:

@@ -15,7 +15,7 @@ from plures.runs.callbacks import say_nothing
 from plures.runs.config import make_config
 from plures.runs.predict import outputs
 from plures.runs.scene import Objects, make_scene
-from plures.runs.simulation import Simulation, open_simulation
+from plures.runs.simulation import Simulation, open_simulation, settle
 from plures.simulate import features
 from tests.methods.test_every_method import assert_same_state
 from tests.small import played
@@ -194,7 +194,7 @@ def test_a_run_that_stopped_is_resumed_in_the_same_bits(tmp_path):
     options = {"model": "mlp", "freeze": "body", "clients": 3, "share": 0.1, "checkpoint_every": 1}
     whole = plures.run("ditto", rounds=4, out=tmp_path / "whole", **options)
     plures.run("ditto", rounds=2, out=tmp_path / "half", **options)
-    features._last.clear()  # as in another process
+    features._known.clear()  # as in another process
     resumed = plures.resume(tmp_path / "half", rounds=4)
     assert resumed.summary["digest"] == whole.summary["digest"] and "features" in whole.summary
     with open_simulation(tmp_path / "whole") as opened:  # raw rows, for predictions and exports
@@ -232,21 +232,21 @@ def test_features_are_read_from_a_file_that_belongs_to_the_model_and_the_rows(tm
     monkeypatch.setattr(features, "LONG_SECONDS", 0.0)
     task = Task(Deep(), torch.zeros(1, 8, 8), 10, chosen=Chosen(freeze="body"))
     x, rows = torch.randn(150, 1, 8, 8), np.arange(0, 150, 2)
-    first = features.make_features(task, x, rows, tmp_path, 2)
+    first = features.make_features(task, x, rows, tmp_path, 2, print)
     assert first.seconds > 0 and len(list(tmp_path.glob("*.npy"))) == 1 and first.table.shape == (75, 9)
     torch.testing.assert_close(first.table, task.features(task.initial, x[::2]))
-    features._last.clear()
-    again = features.make_features(task, x, rows, tmp_path, 1)
+    features._known.clear()
+    again = features.make_features(task, x, rows, tmp_path, 1, print)
     assert again.seconds == 0 and torch.equal(again.table, first.table)
-    features._last.clear()
+    features._known.clear()
     changed = x.clone()
     changed[2] += 1
-    assert features.make_features(task, changed, rows, tmp_path, 1).seconds > 0
+    assert features.make_features(task, changed, rows, tmp_path, 1, print).seconds > 0
     other = Task(Deep(), torch.zeros(1, 8, 8), 10, chosen=Chosen(freeze="body"))
-    assert features.make_features(other, x, rows, tmp_path, 1).seconds > 0
+    assert features.make_features(other, x, rows, tmp_path, 1, print).seconds > 0
     next(iter(tmp_path.glob(f"{features._name(task, x, rows)}.npy"))).write_bytes(b"torn")
-    features._last.clear()
-    assert torch.equal(features.make_features(task, x, rows, tmp_path, 1).table, first.table)
+    features._known.clear()
+    assert torch.equal(features.make_features(task, x, rows, tmp_path, 1, print).table, first.table)
 
 
 def test_any_number_of_threads_gives_the_same_bits():
@@ -254,6 +254,17 @@ def test_any_number_of_threads_gives_the_same_bits():
     x = torch.randn(200, 1, 8, 8)
     one, three = (features._compute(task.lower, x, np.arange(200), n) for n in (1, 3))
     assert torch.equal(one, three)
+
+
+def test_a_choice_of_how_clients_are_run_takes_few_rows(monkeypatch):
+    counted = []
+    compute = features._compute
+    monkeypatch.setattr(
+        features, "_compute", lambda lower, x, rows, n: counted.append(len(rows)) or compute(lower, x, rows, n)
+    )
+    config = make_config({"method": "fedavg", "freeze": "body", "clients": 3, "share": 0.2, "seed": 9})
+    settle(make_scene(config))
+    assert counted == [3]
 
 
 def test_doctor_says_that_features_are_computed_once_and_how_long_it_takes():
