@@ -160,11 +160,11 @@ def write() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=("run", "write"))
-    parser.add_argument("tables", nargs="*", choices=(*TABLES, []), default=list(TABLES))
+    parser.add_argument("tables", nargs="*", choices=(*TABLES, []))
     parser.add_argument("--data-dir", default=os.environ.get("PLURES_DATA", ""))
     given = parser.parse_args()
     if given.command == "run":
-        for name in given.tables:
+        for name in given.tables or TABLES:
             run(name, given.data_dir)
     else:
         write()
