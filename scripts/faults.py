@@ -159,10 +159,10 @@ def write_page() -> int:
     """Put both tables between their marks in the page."""
     text = PAGE.read_text(encoding="utf-8")
     for name, content in (("campaign", table()), ("soak", soak_table())):
-        start, end = f"<!-- {name} -->\n", f"\n<!-- end of {name} -->"
-        before, _, rest = text.partition(start)
-        _, _, after = rest.partition(end)
-        text = before + start + content + end + after
+        start, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
+        before, rest = text.split(start)  # which fails if the marks are not there
+        _, after = rest.split(end)
+        text = before + start + content + "\n" + end + after
     PAGE.write_text(text, encoding="utf-8")
     print(table())
     return 0

@@ -168,3 +168,15 @@ def test_a_dry_run_of_very_many_epochs_takes_a_few_steps(capsys):
     assert call([*words, "--epochs", "100000"]) == 0
     assert call([*words, "--local-work", "uniform:1-90000"]) == 0
     assert "hours" in capsys.readouterr().out
+
+
+def test_tables_are_written_between_their_marks_and_nothing_else_is_lost(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    import faults  # here: it is a script, not a part of the package
+
+    page = tmp_path / "page.md"
+    text = (ROOT / "docs" / "reliability.md").read_text("utf-8")
+    page.write_text(text)
+    monkeypatch.setattr(faults, "PAGE", page)
+    assert faults.write_page() == 0
+    assert page.read_text() == text, "run `python scripts/faults.py write`"

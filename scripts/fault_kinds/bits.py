@@ -73,6 +73,7 @@ def number_of_trials(work: Path) -> int:
 def trial(number: int, random: Random, work: Path) -> Outcome:
     """Flip one bit, and use the folder in every way."""
     state, name, flip = trials(work)[number]
+    expected, known = reference(WORDS, work)["record"], _uses(state, work)  # first: it uses the same folder
     folder = work / "flipped"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -83,7 +84,6 @@ def trial(number: int, random: Random, work: Path) -> Outcome:
     content[at] ^= 1 << bit
     (folder / "run" / name).write_bytes(content)
     what = f"{state}: {name}, bit {bit} of byte {at}"
-    expected, known = reference(WORDS, work)["record"], _uses(state, work)
     told = ""
     with_report = not name.startswith("checkpoint/") or flip == 0  # it takes long, and reads them as export does
     for command, ended, product in _use(folder, with_report):
