@@ -68,7 +68,7 @@ def normal(key: "Tensor", shape: tuple[int, ...], stream: int = 0) -> "Tensor":
     They are computed on the CPU wherever the key is: logarithms and cosines are rounded differently elsewhere, and the
     whole numbers behind `uniform` are not.
     """
-    if key.device.type != "cpu":
+    if key.device.type not in ("cpu", "meta"):  # there are no numbers on the meta device
         import torch  # as above
 
         with torch.device("cpu"):

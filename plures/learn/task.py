@@ -119,6 +119,7 @@ class _BatchNormAsFunction(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         shape = (1, -1, *[1] * (x.dim() - 2))
+        x = x.to(self.running_mean.dtype)  # in mixed precision, means and variances are float32
         if self.training:
             centred, mean, var = _Centred.apply(x, self.mask)
         else:
