@@ -159,7 +159,9 @@ def test_model_of_text_refuses_images(name):
 
 @pytest.mark.parametrize("name", sorted(MODELS.keys() - {"fasttext", "charlstm", "minilm"}))
 def test_model_of_images_refuses_tokens(name):
-    with pytest.raises(UsageError, match=rf"model {name} reads .* the rows hold tokens.*\(fasttext, charlstm, minilm\)"):
+    with pytest.raises(
+        UsageError, match=rf"model {name} reads .* the rows hold tokens.*\(fasttext, charlstm, minilm\)"
+    ):
         model_maker(name, (80,), 10, 30)()
 
 
