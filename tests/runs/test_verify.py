@@ -35,6 +35,22 @@ def change(path, old, new):
     path.write_text(text.replace(old, new, 1))
 
 
+def forget_checksums(folder):
+    """As a forger would, or as in a folder of an earlier version: then only running it again finds a change."""
+    config = folder / "config.toml"
+    lines = config.read_text().splitlines(keepends=True)
+    config.write_text("".join(line for line in lines if not line.startswith("# check")))
+    summary = json.loads((folder / "summary.json").read_text())
+    kept = {key: value for key, value in summary.items() if key not in ("check", "sha256")}
+    (folder / "summary.json").write_text(json.dumps(kept))
+
+
+def test_a_changed_file_is_told_by_its_checksum(run, capsys):
+    change(run / "summary.json", '"refused_updates": 0', '"refused_updates": 1')
+    assert main.call(["verify", str(run), "--quiet"]) == 3
+    assert "summary.json of" in capsys.readouterr().err
+
+
 def test_a_run_as_it_was_left_is_verified(run, capsys):
     assert main.call(["verify", str(run), "--quiet", "--workers", "1"]) == 0
     out = " ".join(capsys.readouterr().out.split())
@@ -47,6 +63,7 @@ def test_a_run_as_it_was_left_is_verified(run, capsys):
 
 
 def test_a_changed_number_is_found(run, capsys):
+    forget_checksums(run)
     summary = json.loads((run / "summary.json").read_text())
     summary["personal"]["mean"] += 0.01
     (run / "summary.json").write_text(json.dumps(summary))
@@ -58,6 +75,7 @@ def test_a_changed_number_is_found(run, capsys):
 
 
 def test_another_config_another_state_and_another_digest_are_found(run):
+    forget_checksums(run)
     file = next((run / "checkpoint" / "000002").glob("clients-*.safetensors"))
     change(run / "config.toml", "lr = 0.", "lr = 0.0")
     found = verify.verify(run, workers=1)
@@ -75,6 +93,7 @@ def test_another_config_another_state_and_another_digest_are_found(run):
 
 
 def test_another_split_is_found_before_anything_is_run(run, monkeypatch):
+    forget_checksums(run)
     monkeypatch.setattr(verify, "start", None)
     text = json.loads((run / "split.json").read_text())
     train = text["train"]
@@ -94,6 +113,7 @@ def test_an_unfinished_run_is_told_and_so_is_a_folder_without_one(run, tmp_path,
 
 
 def test_a_version_that_is_not_out_yet_is_refused_and_another_one_is_told(run, monkeypatch):
+    forget_checksums(run)
     monkeypatch.setattr(verify, "_version_of", lambda folder: "9.0.0")
     with pytest.raises(UsageError, match=r"made by version 9\.0\.0"):
         verify.verify(run)
@@ -103,6 +123,7 @@ def test_a_version_that_is_not_out_yet_is_refused_and_another_one_is_told(run, m
 
 
 def test_code_that_a_folder_names_is_not_run_without_trust(run, tmp_path, monkeypatch, capsys):
+    forget_checksums(run)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "strange_model.py").write_text("raise SystemExit('it was run')")
     change(run / "config.toml", 'model = "mlp"', 'model = "strange_model:Net"')
@@ -118,5 +139,6 @@ def test_each_run_of_a_comparison_is_verified(tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     assert main.call(["verify", "both", "--json", "--quiet"]) == 0
     assert [one["folder"] for one in json.loads(capsys.readouterr().out)["runs"]] == ["both/fedavg", "both/local"]
+    forget_checksums(tmp_path / "both" / "local")
     change(tmp_path / "both" / "local" / "clients.csv", "\n0,", "\n7,")
     assert main.call(["verify", "both", "--quiet"]) == 4

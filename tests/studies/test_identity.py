@@ -22,7 +22,7 @@ OTHER = {
     **{"client_column": "site", "target": "ill", "drop": "id", "time_column": "day", "text_column": "note"},
     **{"window": 3, "image_size": 8, "task": "number", "metric": "auc", "metrics": "all"},
     **{"pool_every": 1, "personal_epochs": 1, "goal": 0.5, "method": "ditto", "settings": {"lam": 0.5}},
-    **{"freeze": "body", "train": "head", "stack": 3, "adapter": "lora", "features": "each"},
+    **{"freeze": "body", "train": "head", "stack": 3, "adapter": "lora", "features": "each", "device": "cuda"},
 }
 NEEDS = {"nesterov": {"momentum": 0.9}}
 
