@@ -60,7 +60,7 @@ def test_a_run_that_has_not_ended_is_told_so(tmp_path):
 def test_a_broken_folder_is_told_so(tmp_path):
     folder = write_run(tmp_path / "r")
     (folder / "clients.csv").unlink()
-    with pytest.raises(DataError, match="clients.csv cannot be read"):
+    with pytest.raises(DataError, match=r"clients\.csv cannot be read"):
         report.write([folder], tmp_path / "page.html")
 
 
