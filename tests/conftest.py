@@ -10,8 +10,8 @@ import torch
 SLOW = """federate simulate/test_ray.py simulate/test_new_clients.py simulate/test_attack.py report
 methods/test_every_method.py methods/test_catalog.py methods/ingredients/test_sharpness.py methods/test_fedrod_hyper.py
 methods/test_afml.py engine/test_engines.py engine/test_channels_last.py runs/test_loop.py runs/test_results.py
-test_devices.py studies/test_presets.py studies/test_tune.py studies/test_claims.py models/test_models.py test_surface.py
-test_add_a_method.py""".split()
+studies/test_presets.py studies/test_tune.py studies/test_claims.py models/test_models.py test_surface.py
+test_add_a_method.py test_devices.py""".split()
 
 
 def pytest_collection_modifyitems(items):
