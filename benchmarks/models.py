@@ -52,7 +52,7 @@ CASES: dict[str, tuple[str, int, int]] = {
     "cnn4": ("grey", 20, 1600),
     "hncnn": ("colour", 20, 1600),
     "resnet8": ("colour", 20, 800),
-    "resnet18-small": ("colour", 4, 80),
+    "resnet18-small": ("colour", 4, 160),
     "resnet20-gn": ("colour", 10, 400),
     "models:PatchEncoder": ("grey", 20, 1600),
     "charlstm": ("characters", 10, 400),

@@ -8,6 +8,7 @@ Records are in docs/results/claims, one file for each scene; a campaign that was
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from plures.studies.claims import Court, choose, load_claims, page
 
@@ -15,8 +16,8 @@ HERE = Path(__file__).parent
 RECORDS = HERE / "results" / "claims"
 
 
-def court(data_dir: str | None = None) -> Court:
-    shared = {"workers": 2} | ({"data_dir": data_dir} if data_dir else {})
+def court(data_dir: str | None = None, workers: int = 2) -> Court:
+    shared: dict[str, Any] = {"workers": workers} | ({"data_dir": data_dir} if data_dir else {})
     return Court(load_claims(), RECORDS, shared, lambda line: print(line, flush=True))
 
 
@@ -25,8 +26,9 @@ def main() -> None:
     parser.add_argument("what", choices=["run", "write"])
     parser.add_argument("claims", nargs="*", metavar="PAPER|CLAIM")
     parser.add_argument("--data-dir")
+    parser.add_argument("--workers", type=int, default=2, help="of each run; they change no number")
     given = parser.parse_args()
-    judge = court(given.data_dir)
+    judge = court(given.data_dir, given.workers)
     if given.what == "run":
         for claim in choose(judge.book, given.claims).values():
             if judge.test(claim).verdict != "holds":

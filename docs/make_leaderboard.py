@@ -43,20 +43,20 @@ COLUMNS = {
 }
 
 
-def stages(names: list[str], data_dir: str | None = None) -> dict[tuple[str, str], Stage]:
+def stages(names: list[str], data_dir: str | None = None, workers: int = 2) -> dict[tuple[str, str], Stage]:
     """By data set and split."""
     out = {}
     for name in names:
         for split in SPLITS:
-            options = SHARED | DATA[name] | {"partition": split, "workers": 2}
+            options = SHARED | DATA[name] | {"partition": split, "workers": workers}
             options |= {"data_dir": data_dir} if data_dir and name != "digits" else {}
             place = f"{name}-{split.replace(':', '')}"
             out[name, split] = Stage(place, options, PLAN, RECORDS, lambda line: print(line, flush=True))
     return out
 
 
-def run(names: list[str], methods: list[str], data_dir: str | None) -> None:
-    for stage in stages(names, data_dir).values():
+def run(names: list[str], methods: list[str], data_dir: str | None, workers: int) -> None:
+    for stage in stages(names, data_dir, workers).values():
         for method in methods:
             spec = stage.tune(method, "personal")
             for seed in PLAN.scored_on:
@@ -159,14 +159,14 @@ CHECKED: dict[str, dict[str, Any]] = {
 }
 
 
-def stage_of(name: str, data_dir: str | None = None) -> Stage:
-    options = CHECKED[name] | {"workers": 2} | ({"data_dir": data_dir} if data_dir and name != "digits" else {})
+def stage_of(name: str, data_dir: str | None = None, workers: int = 2) -> Stage:
+    options = CHECKED[name] | {"workers": workers} | ({"data_dir": data_dir} if data_dir and name != "digits" else {})
     return Stage(name, options, CHECK, CHECKS, lambda line: print(line, flush=True))
 
 
-def check(names: list[str], methods: list[str], data_dir: str | None) -> None:
+def check(names: list[str], methods: list[str], data_dir: str | None, workers: int) -> None:
     for name in names:
-        stage = stage_of(name, data_dir)
+        stage = stage_of(name, data_dir, workers)
         for method in methods:
             spec = stage.tune(method, "personal")
             for seed in CHECK.scored_on:
@@ -238,6 +238,7 @@ def main() -> None:
     parser.add_argument("data", nargs="*", metavar="DATA")
     parser.add_argument("--method", action="append")
     parser.add_argument("--data-dir")
+    parser.add_argument("--workers", type=int, default=2, help="of each run; they change no number")
     given = parser.parse_args()
     known = list(CHECKED if given.what == "check" else DATA)
     for name in given.data:
@@ -245,7 +246,7 @@ def main() -> None:
             raise unknown("data set", name, known)
     if given.what != "write":
         play = run if given.what == "run" else check
-        play(given.data or known, given.method or list(METHODS), given.data_dir)
+        play(given.data or known, given.method or list(METHODS), given.data_dir, given.workers)
     (HERE / "leaderboard.md").write_text(page(), "utf-8")
     (HERE / "tuned.md").write_text(check_page(), "utf-8")
 

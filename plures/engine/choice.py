@@ -9,6 +9,7 @@ from plures.errors import UsageError, unknown
 Pass = Literal[
     "clean",
     "join-products",
+    "client-by-client",
     "channels-last",
     "winograd",
     "embedding-sums",

@@ -25,8 +25,8 @@ _INSIDE = 1 << 21  # random numbers inside layers and functions: beside those of
 def drop(x: Tensor, p: float, key: Tensor, stream: int, whole_channels: bool = False) -> Tensor:
     """Dropout whose zeros come from a key."""
     shape = (*x.shape[:2], *[1] * (x.dim() - 2)) if whole_channels else x.shape
-    stays = seeds.at_least(key, shape, p, stream)
-    return x * stays / (1 - p)
+    factors = seeds.at_least(key, shape, p, stream).to(x.dtype) * (1 / (1 - p))
+    return x * factors  # one product, for the factors do not depend on what is trained
 
 
 class Dropout(nn.Module):
@@ -191,7 +191,8 @@ class _Attention(nn.Module):
         if whole is not None and self.adapter is not None:
             whole = whole + self.adapter.product()
         if whole is not None and query is key and key is value:
-            return list(F.linear(query, whole, bias).chunk(3, -1))
+            # Rows that lie otherwise, as patches of an image do, would each be multiplied with a copy of the weights.
+            return list(F.linear(query.contiguous(), whole, bias).chunk(3, -1))
         weights = whole.chunk(3) if whole is not None else [getattr(self, f"{name}_proj_weight") for name in "qkv"]
         biases = [None] * 3 if bias is None else bias.chunk(3)
         return [F.linear(x, w, b) for x, w, b in zip((query, key, value), weights, biases, strict=True)]

@@ -1,8 +1,9 @@
 """Gradients that are products of matrices are left as factors, and are added to the weights as if they were not."""
 
+import pytest
 import torch
 
-from plures.engine import Engine, eager
+from plures.engine import Engine, eager, trace
 from plures.engine.gradients import Product, Scattered, dense
 from plures.engine.trace import trace_step
 
@@ -233,3 +234,15 @@ def test_places_in_tables_are_not_kept_from_one_stack_for_another():
     expected, (whole,) = eager.step(mean_of_words, 1)(rest)
     assert torch.allclose(found, expected, rtol=1e-5)
     assert torch.allclose(gradient.dense(), whole, rtol=1e-5, atol=1e-6)
+
+
+def test_numbers_that_differ_by_rounding_alone_are_compared_in_double_precision(monkeypatch):
+    """A deep net may be on either side of a ReLU's bend in single precision; a wrong trace is wrong in double, too."""
+    real = trace._are_close
+    monkeypatch.setattr(trace, "_are_close", lambda a, b: a.dtype == torch.float64 and real(a, b))
+    step, tensors = step_and_tensors()
+    _, (weight, _) = step.run(tensors)
+    assert weight.dense().dtype == torch.float32
+    monkeypatch.setattr(trace, "_are_close", lambda a, b: a.dtype == torch.float32 and b.sum() < 0)
+    with pytest.raises(trace.NotTraced, match="other numbers"):
+        step_and_tensors()

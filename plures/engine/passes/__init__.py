@@ -11,6 +11,7 @@ from plures.engine.choice import Engine
 from plures.engine.passes import (
     channels_last,
     clean,
+    client_by_client,
     embedding_sums,
     factored_gradients,
     join_products,
@@ -28,6 +29,8 @@ def apply_all(graph: fx.Graph, n: int, engine: Engine, is_stacked: bool, has_gra
         join_products.apply(graph, n)
     if not is_stacked:
         return
+    if engine.has("client-by-client"):
+        client_by_client.apply(graph, n, engine.has("channels-last") and engine.has("winograd"))
     if engine.has("channels-last"):
         channels_last.apply(graph, n)
         if engine.has("winograd"):

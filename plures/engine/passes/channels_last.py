@@ -60,14 +60,14 @@ def apply(graph: fx.Graph, n: int) -> None:
 
     for node in list(graph.nodes):
         if node.target is aten.convolution.default:
-            _replace(node, 0, _stacked_source(node.args[0], n), folded)
+            _replace(node, 0, stacked_source(node.args[0], n), folded)
             _take_bias(graph, node, n)
         elif node.target is aten.convolution_backward.default:
             for place in (0, 1):
-                _replace(node, place, _stacked_source(node.args[place], n), folded)
+                _replace(node, place, stacked_source(node.args[place], n), folded)
         elif node.target is aten.max_pool2d_with_indices.default:
             _pool(graph, node, n, folded)
-    _reshape_views(graph)
+    reshape_views(graph)
     graph.eliminate_dead_code()
 
 
@@ -79,10 +79,10 @@ def _channels_last_of_one(graph: fx.Graph, convolutions: list[Any]) -> None:
         with graph.inserting_before(node):
             last = graph.call_function(lay_channels_last, (node.args[0],))
         node.args = (last, *node.args[1:])
-    _reshape_views(graph)
+    reshape_views(graph)
 
 
-def _reshape_views(graph: fx.Graph) -> None:
+def reshape_views(graph: fx.Graph) -> None:
     """A view of a tensor that lies otherwise may have to move numbers."""
     for node in graph.nodes:
         if node.target in VIEWS:
@@ -113,7 +113,7 @@ def _replace(node: Any, place: int, source: Any, folded: Any) -> None:
         node.args = (*node.args[:place], folded(source), *node.args[place + 1 :])
 
 
-def _stacked_source(node: Any, n: int) -> Any:
+def stacked_source(node: Any, n: int) -> Any:
     """The node [client, row, channel, height, width] that [row, client * channel, ...] is made of."""
     if not isinstance(node, fx.Node) or _is_fold(node):
         return None

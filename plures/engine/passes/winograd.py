@@ -58,13 +58,20 @@ def apply(graph: fx.Graph, n: int) -> None:
             back.target, back.args = gradients, (back.args[0], *at_points, window, padding, groups)
 
 
+def takes(conv: Any, n: int) -> bool:
+    """Whether a convolution of a stack of n clients is one that is replaced."""
+    n_out, n_in, *window = shape_of(conv.args[1])
+    rows, _, *outputs = shape_of(conv)
+    return is_safe(conv, n) and pays(rows, n_in, n_out // n, window, outputs)
+
+
 def kernels_with_taps_first(graph: fx.Graph) -> list[int]:
     """Which inputs, by their places, are kernels of stacked clients that Winograd's scheme alone reads."""
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
 
     def is_one(node: Any) -> bool:
         users = [user for user in node.users if user.target is not aten.sym_size.int]
-        by_taps = all(user.target is convolve and user.args[1] is node for user in users)
+        by_taps = all(user.target in (convolve, convolve_each) and user.args[1] is node for user in users)
         return bool(users) and by_taps and len(shape_of(node)) == 5
 
     return [i for i, node in enumerate(inputs) if is_one(node)]
@@ -137,6 +144,39 @@ def convolve(
     out = _apply(by.back, products.flatten(2)).view(n_clients, TILE, TILE, rows, down, across, n_out)
     out = out.permute(3, 4, 1, 5, 2, 0, 6).reshape(rows, down * TILE, across * TILE, -1)
     return out[:, : sizes[0], : sizes[1]].permute(0, 3, 1, 2), x_at, kernels_at
+
+
+def convolve_each(
+    x: Tensor, kernels: Tensor, bias: Tensor | None, padding: Sequence[int]
+) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """As `convolve`, one client after another: x is [client, row, in, height, width], and so is its output, with
+    channels last; bias is [client, out]. What is kept at the points is listed by client."""
+    each = [
+        convolve(x[i], kernels[i : i + 1], None if bias is None else bias[i], padding, 1) for i in range(len(kernels))
+    ]
+    out = torch.stack([found.permute(0, 2, 3, 1) for found, _, _ in each]) if len(each) > 1 else None
+    whole = each[0][0][None] if out is None else out.permute(0, 1, 4, 2, 3)
+    return whole, [x_at for _, x_at, _ in each], [kernels_at for _, _, kernels_at in each]
+
+
+def gradients_each(
+    of_output: Tensor,
+    x_at: list[Tensor],
+    kernels_at: list[Tensor],
+    window: Sequence[int],
+    padding: Sequence[int],
+) -> tuple[Tensor, Tensor]:
+    """As `gradients`, from what `convolve_each` gives: with respect to the input, [client, row, in, height, width],
+    and the kernels, [client, out, in, k, k]."""
+    each = [
+        gradients(own, x, kernels, window, padding, 1)
+        for own, x, kernels in zip(of_output.unbind(), x_at, kernels_at, strict=True)
+    ]
+    if len(each) == 1:
+        return each[0][0][None], each[0][1]
+    of_x = torch.stack([found.permute(0, 2, 3, 1) for found, _ in each]).permute(0, 1, 4, 2, 3)
+    taps = torch.cat([found.permute(0, 3, 4, 2, 1) for _, found in each])  # in the order in which they lie
+    return of_x, taps.permute(0, 4, 3, 1, 2)
 
 
 def gradients(
