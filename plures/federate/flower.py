@@ -115,10 +115,8 @@ class Operator:
 
     def stop_run(self, number: int) -> None:
         """End a Flower run whose sender was killed, so that clients do not wait for the rest of its messages."""
-        try:
+        with explain_errors(self.address), suppress(httpx.HTTPStatusError):  # it may have ended already
             self._client.StopRun(StopRunRequest(run_id=number))
-        except httpx.HTTPStatusError:
-            pass  # it has ended already
 
     def close(self) -> None:
         """Close the connection."""

@@ -4,6 +4,7 @@ import email.utils
 import io
 import json
 import shutil
+import socket
 import tarfile
 import time
 
@@ -255,3 +256,13 @@ def test_a_client_that_another_process_registers_at_the_same_time_is_no_error(ho
     fleet = Racing()
     operate._synchronize(home, fleet)
     assert sorted(fleet.there.values()) == ["a", "b"]
+
+
+def test_a_run_that_was_killed_and_is_resumed_without_a_server_is_told_how_to_start_one(tmp_path):
+    """It first ends the Flower run of the process that was killed."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    home = credentials.make_home(tmp_path / "federation", ["a"], port, "127.0.0.1", [], False)
+    with pytest.raises(RunFailed, match="start it with `plures federate server`"):
+        operate._run_with_link(home.folder, lambda link, number: None, 10.0, killed_run="5")
