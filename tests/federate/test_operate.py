@@ -266,3 +266,21 @@ def test_a_run_that_was_killed_and_is_resumed_without_a_server_is_told_how_to_st
     home = credentials.make_home(tmp_path / "federation", ["a"], port, "127.0.0.1", [], False)
     with pytest.raises(RunFailed, match="start it with `plures federate server`"):
         operate._run_with_link(home.folder, lambda link, number: None, 10.0, killed_run="5")
+
+
+# Status
+
+
+def test_status_counts_refusals_and_silence_and_knows_version_and_last_answer(home, run, capsys):
+    path = home.folder / "server" / audit.FILE
+    for answered in ("30 rows", "nothing", "900 bytes", "refused: its loss is nan", "nothing"):
+        audit.write(path, "a", "round 1", answered)
+    refused_at = next(line["at"] for line in audit.read(path) if line["answered"].startswith("refused"))
+    operate.print_status(home.folder, as_json=True)
+    found = json.loads(capsys.readouterr().out)
+    known = {"last_seen": refused_at, "version": found["plures"], "refused": 1, "silent": 2}
+    assert found["details"]["a"] == known
+    assert found["details"]["b"] == known | {"last_seen": None, "refused": 0, "silent": 0}
+    assert [(one["state"], one["round"], one["rounds"]) for one in found["runs"]] == [("stopped", 2, 4)]
+    operate.print_status(home.folder, as_json=False)
+    assert f"last answer {refused_at}, 1 refused, 2 silent, Plures {found['plures']}" in capsys.readouterr().out
