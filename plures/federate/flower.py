@@ -226,9 +226,13 @@ class Channel:
             return True
         if not answer.pull(make_pull_object_fn_protobuf(self._client.PullObject, self._node, self._run)):
             return False
+        self.forget(answer)
+        return True
+
+    def forget(self, answer: Incoming) -> None:
+        """Let the server drop the pieces of an answer."""
         received = ConfirmMessageReceivedRequest(node=self._node, run_id=self._run, message_object_id=answer.number)
         self._client.ConfirmMessageReceived(received)
-        return True
 
 
 class FlowerLink:
@@ -294,6 +298,7 @@ class FlowerLink:
                 content = answer.content()
             except envelope.TooLarge:
                 content = wire.TOO_LARGE
+                self._ask(partial(self.channel.forget, answer), None)  # else it stays until its time is over
             except ObjectPullError:
                 content = None  # its sender died while it sent it
             self._incoming.remove(answer)

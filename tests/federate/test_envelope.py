@@ -12,7 +12,8 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'plures
 from flwr.app import Message
 from flwr.supercore.task_identity import TaskIdentity
 
-from plures.federate import envelope
+from plures.federate import envelope, wire
+from plures.federate.flower import FlowerLink
 
 
 @pytest.fixture(autouse=True)
@@ -86,3 +87,36 @@ def test_an_answer_of_many_bytes_that_travels_whole_is_none():
     made, _ = sent(b"small")
     made.proto.content.items[0].config_record.items[0].value.bytes = bytes(envelope.SMALL + envelope.NONCE + 1)
     assert envelope.Incoming(made.proto, made.tree, 1 << 30).content() == b""
+
+
+class Relay:
+    """A Flower run with one answer, which is larger than expected."""
+
+    def __init__(self, made, pieces) -> None:
+        self.made, self.pieces, self.forgotten = made, pieces, []
+
+    def push(self, messages):
+        self.asked = messages[0].number
+        return []
+
+    def pull(self, numbers, most):
+        found = envelope.Incoming(self.made.proto, self.made.tree, most)
+        found.message.metadata.__dict__["_reply_to_message_id"] = self.asked
+        return [found]
+
+    def fetch(self, answer):
+        return answer.pull(self.pieces.__getitem__)
+
+    def forget(self, answer):
+        self.forgotten.append(answer.number)
+
+
+def test_an_answer_that_is_too_large_is_refused_and_the_server_drops_it_at_once():
+    made, pieces = sent(random.Random(0).randbytes(12 << 20))
+    relay = Relay(made, pieces)
+    link = FlowerLink(
+        None, lambda: relay, lambda channel: {7: "a"}, lambda client, message: message, lambda name: False
+    )
+    number = link.push("a", b"a request")
+    assert link.pull([number], 1 << 20) == [(number, wire.TOO_LARGE)]
+    assert relay.forgotten == [made.number]
