@@ -3,8 +3,10 @@
 import email.utils
 import io
 import json
+import re
 import shutil
 import socket
+import sys
 import tarfile
 import time
 
@@ -14,6 +16,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'plures
 
 from cryptography import x509
 
+from plures.cli.main import call
 from plures.errors import DataError, RunFailed, UsageError
 from plures.federate import audit, credentials, join, operate, server
 from plures.federate.client import Client
@@ -284,3 +287,25 @@ def test_status_counts_refusals_and_silence_and_knows_version_and_last_answer(ho
     assert [(one["state"], one["round"], one["rounds"]) for one in found["runs"]] == [("stopped", 2, 4)]
     operate.print_status(home.folder, as_json=False)
     assert f"last answer {refused_at}, 1 refused, 2 silent, Plures {found['plures']}" in capsys.readouterr().out
+
+
+# Run folders of strangers
+
+
+@pytest.mark.parametrize(
+    "words", [["start", "--resume", "run"], ["adapt", "run", "--client", "c"]], ids=["resume", "adapt"]
+)
+def test_code_that_the_folder_of_a_federated_run_names_is_run_with_trust_alone(
+    words, run, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "gift_net", raising=False)
+    (tmp_path / "gift_net.py").write_text("open('opened', 'w').close()")
+    config = tmp_path / "run" / "config.toml"
+    text = config.read_text().partition("# check")[0]  # a stranger can write any sum
+    config.write_text(re.sub('model = "[a-z]+"', 'model = "gift_net:Net"', text))
+    assert call(["federate", *words]) == 2
+    assert "run names code that would be run: model 'gift_net:Net'" in capsys.readouterr().err
+    assert not (tmp_path / "opened").exists()
+    assert call(["federate", *words, "--trust"]) == 2  # the gift has no model in it
+    assert (tmp_path / "opened").exists()
