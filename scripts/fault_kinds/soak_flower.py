@@ -37,6 +37,7 @@ LEAVE = 0.08  # chance that a client is killed in a round; one that comes back i
 FIRST = 2  # round after which one is killed in any case
 AWAY = (1, 4)  # rounds until it is started again
 CALM = 5  # last rounds in which nobody is killed, so that all can be there at the end
+MOST_FAILURES = 20  # of `start`, which is then started again, as an operator would
 LATE = 3.0  # seconds after the deadline at which the slow client answers
 OPTIONS = {"method": METHOD, "lr": 0.05, "batch": 10, "seed": 3, "eval_every": 25}
 PLURES = [sys.executable, "-c", "from plures.cli.main import main; main()"]
@@ -155,11 +156,14 @@ class Federation:
         path = self.work / f"{name}.out"
         return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
-    def dead(self) -> list[str]:
-        """The forked clients that have ended since the last call."""
-        found = [name for name, process in self.forked.items() if os.waitpid(process, os.WNOHANG)[0]]
-        for name in found:
-            del self.forked[name]
+    def dead(self) -> dict[str, bool]:
+        """The forked clients that have ended since the last call, and whether they were killed."""
+        found = {}
+        for name, process in list(self.forked.items()):
+            ended, status = os.waitpid(process, os.WNOHANG)
+            if ended:
+                del self.forked[name]
+                found[name] = os.waitstatus_to_exitcode(status) == -signal.SIGKILL
         return found
 
     def round(self) -> int:
@@ -210,6 +214,7 @@ def soak(work: Path, n_clients: int, rounds: int, seed: int, deadline: float) ->
     record: dict[str, Any] = {
         **{"over": "Flower, TLS", "clients": n_clients, "rounds": rounds, "method": METHOD, "deadline": deadline},
         **{"kills": 0, "returns": 0, "starts_of_server": 0, "seconds": 0.0, "memory": [], "interrupted": 0},
+        **{"ended_by_themselves": 0, "failures": []},  # clients, and starts that nobody stopped
     }
     if notes.exists():
         record |= json.loads(notes.read_text(encoding="utf-8"))
@@ -238,15 +243,21 @@ def _play(federation: Federation, record: dict[str, Any], rounds: int, random: R
     record["starts_of_server"] += 1
     while True:
         time.sleep(0.1)
-        for name in federation.dead():
-            record["kills"] += 1
+        for name, was_killed in federation.dead().items():
+            record["kills" if was_killed else "ended_by_themselves"] += 1
             away[name] = federation.round() + random.randrange(*AWAY)
         start = federation.commands["start"]
         now = federation.round()
         if start.poll() is not None:
             if (federation.run / "summary.json").exists():
                 break
-            raise RuntimeError(f"`start` ended at round {now}: {federation.said('start')[-2000:]}")
+            record["failures"].append([now, federation.said("start").strip().splitlines()[-1]])
+            print(f"`start` ended, and is started again: {record['failures'][-1]}", flush=True)
+            if len(record["failures"]) > MOST_FAILURES:
+                raise RuntimeError(f"`start` ended again and again: {federation.said('start')[-2000:]}")
+            federation.start_run(rounds)
+            record["starts_of_server"] += 1
+            continue
         if now == at:
             continue
         record["seconds"] += time.monotonic() - began
@@ -263,8 +274,8 @@ def _play(federation: Federation, record: dict[str, Any], rounds: int, random: R
         is_time = at == FIRST or random.random() < LEAVE
         if is_time and at < rounds - CALM and len(others) > len(federation.names) // 3:
             (federation.work / "doomed" / random.choice(others)).touch()
-        if at in endings:
-            start.send_signal(endings.pop(at))
+        if due := [number for number in endings if number <= at]:
+            start.send_signal(endings.pop(due[0]))
             start.wait(3600)  # an interrupted run completes its round
             federation.start_run(rounds)
             record["starts_of_server"] += 1
@@ -295,6 +306,7 @@ def _judge(federation: Federation, rounds: int) -> dict[str, Any]:
         "merged": merged,
         "hostile_answers": len(path.read_text(encoding="utf-8").splitlines()) if path.exists() else 0,
         "hostile_answers_refused": refused.count(HOSTILE),
+        "hostile_answers_merged": sum(federation.names.index(HOSTILE) in ids for ids in merged.values()),
         "other_answers_refused": len(refused) - refused.count(HOSTILE),
         "silent": sum(answer == "nothing" for answer in answers.values()),
         "seconds_of_a_round": _quartiles([row["train_seconds"] for row in manifest["rows"]]),
