@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 
-AFTER_KILL = 10.0  # seconds that we look for processes of a run that was killed: some may be starting
+LONGEST = 10.0  # seconds that we look, for all of which we do if the run was killed: processes may be starting
 PAUSE = 0.1  # seconds between looks
 OUTPUT = ("raylet.out", "raylet.err")  # of Ray's daemon
 
@@ -54,7 +54,7 @@ def wait_for_end(run: int) -> None:
 
 def end(run: int, spared: set[str]) -> None:
     """Kill all that is left of the run's Ray; not that of `spared` sessions, which are older than the run."""
-    until = time.monotonic() + AFTER_KILL
+    until = time.monotonic() + LONGEST
     while True:
         left = [process for process, session in processes_of(run).items() if session not in spared]
         for process in left:
@@ -62,7 +62,7 @@ def end(run: int, spared: set[str]) -> None:
                 os.kill(process, signal.SIGKILL)
             except ProcessLookupError:
                 pass
-        if not left and (os.getppid() == run or time.monotonic() > until):
+        if time.monotonic() > until or (not left and os.getppid() == run):
             return
         time.sleep(PAUSE)
 
