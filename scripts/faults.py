@@ -4,6 +4,7 @@
     python scripts/faults.py run kills bits         these kinds: kills bits writes configs answers requests
     python scripts/faults.py run --only kills:37    one trial again, with all that it says
     python scripts/faults.py soak                   a long federation with clients that come and go
+    python scripts/faults.py soak --over flower     the same with real commands, Flower and TLS
     python scripts/faults.py write                  the tables in docs/reliability.md, from the records
 
 Every trial follows from the seed, its kind and its number. Each adds a line to docs/results/faults/KIND.jsonl, so the
@@ -19,6 +20,7 @@ import time
 from pathlib import Path
 from random import Random
 from types import ModuleType
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # for the hostile messages, which the tests share
@@ -27,7 +29,7 @@ from scripts.fault_kinds import bits, configs, kills, messages, processes, soak,
 from scripts.fault_kinds.processes import NotTried, Outcome  # noqa: E402
 
 RECORDS = ROOT / "docs" / "results" / "faults"
-SOAK = ROOT / "docs" / "results" / "soak.json"
+SOAKS = {"pipes": ROOT / "docs" / "results" / "soak.json", "flower": ROOT / "docs" / "results" / "soak-flower.json"}
 PAGE = ROOT / "docs" / "reliability.md"
 KINDS: dict[str, ModuleType] = {"kills": kills, "bits": bits, "writes": writes, "configs": configs}
 MESSAGES = ("answers", "requests")
@@ -128,37 +130,48 @@ def untried(records: Path) -> dict[str, tuple[int, int]]:
     return {kind: (n, of) for kind, (n, of) in left.items() if n > 0}
 
 
-def soak_table(path: Path = SOAK) -> str:
-    """The soak as a table."""
+def soak_table(path: Path) -> str:
+    """A soak as a table."""
     if not path.exists():
         return "Not recorded yet."
     one = json.loads(path.read_text(encoding="utf-8"))
-    memory = [row for row in one["memory"] if row[0] >= one["rounds"] // 10]
-    server, client = ([row[k] for row in memory] for k in (1, 2))
-    when = f"round {memory[0][0]}, at the end, most"
+    memory = [row for row in one["memory"] if row[0] >= one["rounds"] // 10] or one["memory"]
+    when = f"round {memory[0][0]}, at the end, most" if memory else "no time"
     rows = {
         "clients, rounds, method": f"{one['clients']}, {one['rounds']}, {one['method']}",
+        "rounds that were played": f"{one.get('rounds_played', one['rounds'])}",
         "clients killed in the middle of their work; returned": f"{one['kills']}; {one['returns']}",
         "updates merged in a round": f"{one['merged_per_round']['least']} to {one['merged_per_round']['most']}",
         "requests without an answer in time": f"{one['silent']}",
-        "hostile answers, all refused": f"{one['hostile_answers_refused']}",
+        "hostile answers refused": f"{one['hostile_answers_refused']}",
         "other answers refused": f"{one['other_answers_refused']}",
-        "starts of the server, which was stopped half-way": f"{one['starts_of_server']}",
-        f"memory of the server: at {when}": ", ".join(f"{x:.0f} MB" for x in (server[0], server[-1], max(server))),
-        f"memory of one client: at {when}": ", ".join(f"{x:.0f} MB" for x in (client[0], client[-1], max(client))),
+        "starts of the server, which was stopped on the way": f"{one['starts_of_server']}",
+    }
+    whose = ("the server", "one client") if "over" not in one else ("Flower's SuperLink", "`start`", "one client")
+    for k, who in enumerate(whose, 1):
+        sizes = [row[k] for row in memory]
+        rows[f"memory of {who}: at {when}"] = ", ".join(f"{x:.0f} MB" for x in (sizes[0], sizes[-1], max(sizes)))
+    rows |= {
         "largest difference of the server's state to the simulation": f"{one['largest_difference_of_server']:g}",
         "clients whose own state is that of the simulation, bit for bit": (
             f"{one['clients_with_equal_state']} of {one['clients_that_took_part']} that took part"
         ),
         "minutes": f"{one['seconds'] / 60:.0f}",
     }
+    if "seconds_of_a_round" in one:
+        least, _, median, _, most = one["seconds_of_a_round"]
+        rows["seconds of a round: least, median, most"] = f"{least:g}, {median:g}, {most:g}"
     return "\n".join(["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows.items())])
 
 
 def write_page() -> int:
-    """Put both tables between their marks in the page."""
+    """Put the tables between their marks in the page."""
     text = PAGE.read_text(encoding="utf-8")
-    for name, content in (("campaign", table()), ("soak", soak_table())):
+    for name, content in (
+        ("campaign", table()),
+        ("soak", soak_table(SOAKS["pipes"])),
+        ("soak over Flower", soak_table(SOAKS["flower"])),
+    ):
         start, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
         before, rest = text.split(start)  # which fails if the marks are not there
         _, after = rest.split(end)
@@ -166,6 +179,15 @@ def write_page() -> int:
     PAGE.write_text(text, encoding="utf-8")
     print(table())
     return 0
+
+
+def run_soak(given: argparse.Namespace, work: Path) -> dict[str, Any]:
+    """A soak, whose record is returned."""
+    if given.over == "pipes":
+        return soak.soak(work, given.clients, given.rounds, given.seed)
+    from scripts.fault_kinds import soak_flower  # here: it needs Flower
+
+    return soak_flower.soak(work, given.clients, given.rounds, given.seed, given.deadline)
 
 
 def main() -> int:
@@ -182,8 +204,10 @@ def main() -> int:
     long.add_argument("--clients", type=int, default=20)
     long.add_argument("--rounds", type=int, default=500)
     long.add_argument("--seed", type=int, default=0)
-    long.add_argument("--out", type=Path, default=SOAK, help="the file of the record")
-    long.add_argument("--work", type=Path, help="as for run")
+    long.add_argument("--over", choices=list(SOAKS), default="pipes", help="flower: real commands, Flower and TLS")
+    long.add_argument("--deadline", type=float, default=10.0, help="seconds of a round over Flower")
+    long.add_argument("--out", type=Path, help="the file of the record")
+    long.add_argument("--work", type=Path, help="as for run; over Flower, an interrupted soak goes on from there")
     commands.add_parser("write")
     given = parser.parse_args()
     if given.command == "write":
@@ -194,7 +218,7 @@ def main() -> int:
     processes.warm_up(work)
     try:
         if given.command == "soak":
-            soak.write_record(soak.soak(work, given.clients, given.rounds, given.seed), given.out)
+            soak.write_record(run_soak(given, work), given.out or SOAKS[given.over])
             return 0
         if given.only:
             kind, _, number = given.only.partition(":")

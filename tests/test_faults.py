@@ -12,6 +12,7 @@ import pytest
 import plures
 from plures.cli.main import call
 from plures.errors import DataError, RunFailed
+from plures.federate import audit
 from plures.files import lock, write_text
 from plures.runs import snapshots
 from plures.runs.folders import read_values, write_config
@@ -180,3 +181,24 @@ def test_tables_are_written_between_their_marks_and_nothing_else_is_lost(tmp_pat
     monkeypatch.setattr(faults, "PAGE", page)
     assert faults.write_page() == 0
     assert page.read_text() == text, "run `python scripts/faults.py write`"
+
+
+def test_a_soak_over_flower_counts_the_last_answer_of_a_round_that_was_asked_twice(tmp_path, monkeypatch):
+    """As when `start` is killed in a round. Requests that train nobody do not count, nor do rounds without an end."""
+    monkeypatch.syspath_prepend(str(ROOT))
+    from scripts.fault_kinds import soak_flower  # here: it is of a script, not a part of the package
+
+    asked = "round 0, experiment x, ditto, train"
+    for who, words, answered in (
+        ("a", asked, "80 bytes"),
+        ("b", asked, "refused: its loss is nan"),
+        ("a", asked, "nothing"),
+        ("b", asked, "81 bytes"),
+        ("a", "round 1, experiment x, ditto, score, last", "9 bytes"),
+        ("a", "round 1, experiment x, ditto, train", "82 bytes"),
+        ("a", "hello", "30 and 10 rows"),
+    ):
+        audit.write(tmp_path / "audit.jsonl", who, words, answered)
+    found = soak_flower._last_answers(tmp_path / "audit.jsonl", done=1)
+    assert found == {(1, "a"): "nothing", (1, "b"): "81 bytes"}
+    assert [soak_flower._is_update(answer) for answer in found.values()] == [False, True]

@@ -1,6 +1,7 @@
 """What the commands do: a thin layer over the other rooms."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -407,6 +408,7 @@ def start_federated(
     limits: RoundLimits,
     caps: Caps,
     out: Path | None,
+    trust: bool,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -422,5 +424,6 @@ def start_federated(
             tell(console, line)
 
     config = make_config(values) if values is not None else None
-    result = operate.start(config, home, resume, wait, limits, caps, out, say, progress_of)
+    with doubting(resume, trust) if resume is not None else nullcontext():
+        result = operate.start(config, home, resume, wait, limits, caps, out, say, progress_of)
     print_result(result, console, as_json)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from plures.cli.options import ConfigFile, Json, Out, Quiet, Setting, collect, with_run_options
+from plures.cli.options import ConfigFile, Json, Out, Quiet, Setting, Trust, collect, with_run_options
 from plures.errors import UsageError
+from plures.registry import doubting
 from plures.runs import signals
 
 if TYPE_CHECKING:
@@ -146,6 +147,7 @@ def start(
     set_: Setting = None,
     config: ConfigFile = None,
     out: Out = None,
+    trust: Trust = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -158,7 +160,7 @@ def start(
     values = collect(config, given | {"method": method}, set_) if method is not None else None
     limits = commands.RoundLimits(deadline, quorum, resend)
     caps = commands.Caps(most_rows, most_classes, most_tokens, most_share, most_update)
-    commands.start_federated(operate, values, home, resume, wait, limits, caps, out, as_json, quiet)
+    commands.start_federated(operate, values, home, resume, wait, limits, caps, out, trust, as_json, quiet)
 
 
 @app.command()
@@ -204,7 +206,9 @@ def adapt(
     epochs: Annotated[int, typer.Option(help="passes over the new client's rows", min=0)] = 5,
     home: HomeOption = HOME,
     deadline: Deadline = 600.0,
+    trust: Trust = False,
     as_json: Json = False,
 ) -> None:
     """A client that was not in training makes a model of its own, during a run or after it, and keeps it."""
-    _operate().adapt(run, client, epochs, home, deadline, as_json)
+    with doubting(run, trust):
+        _operate().adapt(run, client, epochs, home, deadline, as_json)

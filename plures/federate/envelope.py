@@ -7,6 +7,7 @@ a larger one in pieces, which are fetched one after the other, and others may ov
 These parts of Flower are not its public interface: `pyproject.toml` sets an upper bound on its version.
 """
 
+import json
 import logging
 import os
 import secrets
@@ -27,7 +28,10 @@ from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
+    get_object_body,
+    get_object_children_ids_from_object_content,
     get_object_tree,
+    get_object_type_from_object_content,
     iterate_object_tree,
     no_object_id_recompute,
 )
@@ -107,7 +111,8 @@ class Incoming:
         self.is_whole = self.message.has_error() or SENT in self.message.content
         self._missing = [] if self.is_whole else [one.object_id for one in iterate_object_tree(tree)]
         self._pieces: dict[str, bytes] = {}
-        self._left = most + most // 100 + SMALL  # Flower adds some bytes to each piece
+        self._most = most + most // 100 + SMALL  # Flower adds some bytes to each piece
+        self._left = self._most
 
     def pull(self, pull_piece: PullPiece) -> bool:
         """Fetch the pieces that are there; returns whether the message is whole now. Its sender may have died."""
@@ -130,7 +135,20 @@ class Incoming:
             found = from_records(self.message.content)
             return found if len(found) <= SMALL else b""  # no client of ours sends a larger one whole
         try:
+            if _size_of_arrays(self._pieces) > self._most:
+                return b""  # a few pieces that are named again and again: the reader will refuse it
             inflated = inflate_object_from_contents(self.number, self._pieces)
             return from_records(inflated.content) if isinstance(inflated, Message) else b""
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
             return b""  # pieces that do not fit together: the reader will refuse it
+
+
+def _size_of_arrays(pieces: dict[str, bytes]) -> int:
+    """Bytes of all arrays in a message. An array lists its pieces by number, and equal pieces travel once."""
+    total = 0
+    for content in pieces.values():
+        if get_object_type_from_object_content(content) == Array.__qualname__:
+            own = get_object_children_ids_from_object_content(content)
+            listed = json.loads(get_object_body(content, Array))["arraychunk_ids"]
+            total += sum(len(pieces[own[number]]) for number in listed)
+    return total

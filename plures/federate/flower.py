@@ -115,10 +115,8 @@ class Operator:
 
     def stop_run(self, number: int) -> None:
         """End a Flower run whose sender was killed, so that clients do not wait for the rest of its messages."""
-        try:
+        with explain_errors(self.address), suppress(httpx.HTTPStatusError):  # it may have ended already
             self._client.StopRun(StopRunRequest(run_id=number))
-        except httpx.HTTPStatusError:
-            pass  # it has ended already
 
     def close(self) -> None:
         """Close the connection."""
@@ -228,9 +226,13 @@ class Channel:
             return True
         if not answer.pull(make_pull_object_fn_protobuf(self._client.PullObject, self._node, self._run)):
             return False
+        self.forget(answer)
+        return True
+
+    def forget(self, answer: Incoming) -> None:
+        """Let the server drop the pieces of an answer."""
         received = ConfirmMessageReceivedRequest(node=self._node, run_id=self._run, message_object_id=answer.number)
         self._client.ConfirmMessageReceived(received)
-        return True
 
 
 class FlowerLink:
@@ -296,6 +298,7 @@ class FlowerLink:
                 content = answer.content()
             except envelope.TooLarge:
                 content = wire.TOO_LARGE
+                self._ask(partial(self.channel.forget, answer), None)  # else it stays until its time is over
             except ObjectPullError:
                 content = None  # its sender died while it sent it
             self._incoming.remove(answer)

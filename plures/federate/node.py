@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from plures.federate.envelope import Incoming, outgoing, to_records  # first: it sets Flower's options
+from plures.federate.envelope import Incoming, TooLarge, outgoing, to_records  # first: it sets Flower's options
 
 import httpx  # isort: skip
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -97,8 +97,8 @@ class Node:
                 try:
                     is_whole = self._fetch(message)
                     is_over = is_whole or time.monotonic() > began + STALE_SECONDS
-                except (httpx.HTTPStatusError, ObjectPullError):
-                    is_whole, is_over = False, True  # its run has ended
+                except (httpx.HTTPStatusError, ObjectPullError, TooLarge):
+                    is_whole, is_over = False, True  # its run has ended, or nobody of ours sends so much
                 if is_over:
                     waiting.remove(one)
                 content = message.content() if is_whole else None

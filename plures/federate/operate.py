@@ -194,6 +194,7 @@ def start(
         raise UsageError("give a METHOD to start a run, or --resume RUN to resume one")
     found: list[Result] = []
     note = _note_in(home)
+    opened = server.open_scene(resume) if resume is not None else None  # first: to tell what is wrong needs no server
 
     def main(link: FlowerLink, number: int) -> None:
         if config is not None:
@@ -203,9 +204,9 @@ def start(
             folder = new_folder(config.model_copy(update={"data": "federation"}), out)
             scene = server.write_start(config, about, folder)
         else:
-            assert resume is not None
+            assert resume is not None and opened is not None
             folder = resume
-            scene, about = server.open_scene(folder)
+            scene, about = opened
         callback, tell = progress_of(scene.config.method, folder / "log.txt")
         with lock(folder / "pid", "the run", str(number)):
             _list_run(home, folder)

@@ -237,6 +237,13 @@ def fitting(found: dict[str, wire.Hello], caps: Caps, say: Say) -> dict[str, wir
             say(f"{name} is left out: {why}")
         else:
             kept[name] = one
+    total = sum(one.n_train for one in kept.values())
+    for name, one in kept.items():
+        if len(kept) > 2 and caps.share == 1 and 2 * one.n_train > total:
+            say(
+                f"{name} claims {one.n_train / total:.1%} of all training rows, and has that share in every mean; "
+                "--most-share bounds it"
+            )
     return kept
 
 

@@ -104,6 +104,33 @@ def _forget_what_is_done(states: Any, fleet: Any, runtime: Any) -> None:
     fleet.push_messages = push_messages_of_node
 
 
+SILENT_SECONDS = 30.0  # that a connection may be open without a request
+
+
+def _cut_off_silent(protocol: Any, seconds: float) -> None:
+    """Let a server close connections without a request; uvicorn keeps those that never made one, or only half of it.
+
+    protocol: the class of uvicorn that has a connection.
+    """
+    connection_made = protocol.connection_made
+
+    def connection_made_and_watched(self: Any, transport: Any) -> None:
+        connection_made(self, transport)
+
+        def look(before: Any) -> None:
+            now = self.cycle  # the last request that came to the end of its header
+            if transport.is_closing():
+                return
+            if now is before and (now is None or now.response_complete):
+                transport.close()
+            else:
+                self.loop.call_later(seconds, look, now)
+
+        self.loop.call_later(seconds, look, None)
+
+    protocol.connection_made = connection_made_and_watched
+
+
 if __name__ == "__main__":
     sys.path.pop(0)  # the folder of this file, whose modules would hide others
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -112,6 +139,8 @@ if __name__ == "__main__":
     from flwr.superlink.cli import flower_superlink
     from flwr.superlink.servicer.fleet import fleet_handlers
     from flwr.superlink.servicer.runtime import runtime_handlers
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
+    _cut_off_silent(AutoHTTPProtocol, SILENT_SECONDS)
     _forget_what_is_done(in_memory_linkstate, fleet_handlers, runtime_handlers)
     flower_superlink()

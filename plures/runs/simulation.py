@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -238,7 +238,7 @@ def _in_short(ids: list[int]) -> str:
 
 def simulate(scene: Scene, folder: Path | None, say: Say, callback: Callback, resume: bool = False) -> Result:
     """A whole run. With `resume` it starts from the newest checkpoint in the folder."""
-    alone = nullcontext() if folder is None else lock(folder / "pid", f"the run in {folder}")
+    alone = nullcontext() if folder is None else _alone_in(folder)
     device = devices.find(scene.config.device)
     with one_thread(), alone, devices.here(device):
         simulation = Simulation(scene, folder, say, device)
@@ -249,6 +249,11 @@ def simulate(scene: Scene, folder: Path | None, say: Say, callback: Callback, re
                 simulation.close()
                 raise
         return play_run(simulation, Callbacks([Snapshots(), callback]))
+
+
+def _alone_in(folder: Path) -> AbstractContextManager[None]:
+    """Let no other process work in the folder of a run."""
+    return lock(folder / "pid", f"the run in {folder}")
 
 
 def settle(scene: Scene) -> Scene:
@@ -344,9 +349,10 @@ def extend(folder: Path, rounds: int) -> None:
     if method_of(config).depends_on_rounds:
         raise UsageError(f"{config.method} plans its steps by the number of rounds; start a new run of {rounds} rounds")
     if rounds > config.rounds:
-        with telling_disk_failures(folder):  # this first: killed in between, the run ends once more as it did
-            (folder / "summary.json").unlink(missing_ok=True)
-        write_config(folder, config.model_copy(update={"rounds": rounds}))
+        with _alone_in(folder):  # a run that goes on must not find another config
+            with telling_disk_failures(folder):  # this first: killed in between, the run ends once more as it did
+                (folder / "summary.json").unlink(missing_ok=True)
+            write_config(folder, config.model_copy(update={"rounds": rounds}))
 
 
 @contextmanager

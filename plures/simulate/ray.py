@@ -11,10 +11,13 @@ import itertools
 import logging
 import os
 import socket
+import subprocess
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -106,8 +109,15 @@ class Cluster:
 
         self.ray = ray
         self._ours = not ray.is_initialized()
+        self._stack = ExitStack()
         if self._ours:
-            _connect(ray, address, n_workers)
+            if address is None:
+                self._stack.enter_context(guarded())
+            try:
+                _connect(ray, address, n_workers)
+            except BaseException:
+                self._stack.close()
+                raise
         self._actor = ray.remote(num_cpus=1)(Worker)
         self.workers = [self._actor.remote() for _ in range(n_workers)]
         try:
@@ -140,6 +150,25 @@ class Cluster:
             self.ray.kill(worker)
         if self._ours:
             self.ray.shutdown()
+        self._stack.close()
+
+
+@contextmanager
+def guarded() -> Iterator[None]:
+    """Within it, a Ray that this process starts ends with it, even by SIGKILL while Ray starts: `guardian.py` looks.
+
+    Where there is no /proc, as on macOS, Ray has a guardian of its own.
+    """
+    if not Path("/proc/self/fd").exists():
+        yield
+        return
+    command = [sys.executable, "-I", str(Path(__file__).with_name("guardian.py")), str(os.getpid())]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
+    ) as guardian:  # which is told by the end of its input, and waited for
+        assert guardian.stdout is not None
+        guardian.stdout.readline()  # it has seen which sessions are older than ours
+        yield
 
 
 def _connect(ray: Any, address: str | None, n_workers: int) -> None:

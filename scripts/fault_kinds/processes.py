@@ -101,7 +101,7 @@ def run(
     sys.stderr.flush()
     process = os.fork()
     if process == 0:
-        _be_child(words, folder, log, before)
+        be_child(words, folder, log, before)
     hung, killed = False, False
     while True:
         done, status = os.waitpid(process, os.WNOHANG)
@@ -124,7 +124,7 @@ def run(
     return Ended(os.waitstatus_to_exitcode(status), text + left, taken, hung or bool(left))
 
 
-def _be_child(words: list[str], folder: Path, log: Path, before: Callable[[], None] | None) -> None:
+def be_child(words: list[str], folder: Path, log: Path, before: Callable[[], None] | None) -> None:
     """Run the command, and end this process however it ends."""
     code = 99
     try:

@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import signal
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from random import Random
@@ -253,7 +254,7 @@ def soak(work: Path, n_clients: int, rounds: int, seed: int = 0, say: Any = prin
         "rows": len(result.rounds),
         "personal_mean": summary["personal"]["mean"],
     }
-    record |= compare(work, data, folder, config, record["merged"])
+    record |= compare(lambda name: work / "clients" / name, data, folder, config, record["merged"])
     return record
 
 
@@ -273,8 +274,13 @@ def _clients(
     return clients
 
 
-def compare(work: Path, data: Path, folder: Path, config: Config, merged: dict[str, list[int]]) -> dict[str, Any]:
-    """The simulation with the same participation, and how far its end is from that of the federation."""
+def compare(
+    private: Callable[[str], Path], data: Path, folder: Path, config: Config, merged: dict[str, list[int]]
+) -> dict[str, Any]:
+    """The simulation with the same participation, and how far its end is from that of the federation.
+
+    private: name of a client -> the folder of what it keeps.
+    """
     there = make_config(config.model_dump() | {"data": str(data), "executor": "one_by_one", "eval_every": 0})
     with one_thread():
         simulation = Simulation(make_scene(there), None, lambda line: None)
@@ -294,7 +300,7 @@ def compare(work: Path, data: Path, folder: Path, config: Config, merged: dict[s
     n_equal = 0
     for place, client in enumerate(ids.tolist()):
         at = int(versions["version"][place])
-        own = checkpoint.read_state(work / "clients" / about.clients[client].name / "state" / about.id / f"{at:06d}")
+        own = checkpoint.read_state(private(about.clients[client].name) / "state" / about.id / f"{at:06d}")
         simulated = checkpoint.stored("client", {"": state.store.rows(torch.tensor([client]))})
         wanted = {name.replace("client//", "client/"): x[0] for name, x in simulated.items()}
         n_equal += own.keys() == wanted.keys() and all(torch.equal(own[name], x) for name, x in wanted.items())

@@ -34,7 +34,7 @@ def data(tmp_path_factory):
 
 
 def bend(name, answer):
-    """`y` uploads ever larger numbers, and `z` claims ten million rows and uploads zeros."""
+    """`y` uploads ever larger numbers, and `z` claims ten million rows, of which nobody believes it."""
     fields, tensors = wire.unpack(answer, 1 << 30)
     if name == "z" and fields["kind"] == "hello":
         return changed(answer, n_train=10**7)
@@ -116,6 +116,18 @@ def test_no_client_has_more_weight_than_the_operator_allows(data, tmp_path, monk
     run.state.merge(run.play(False))
     assert seen[0].tolist() == [60, 60, 80]
     run.close()
+
+
+@pytest.mark.parametrize("share, is_told", [(1.0, True), (0.4, False)])
+def test_a_client_with_most_of_the_rows_is_told_unless_its_weight_is_bounded(share, is_told, data, tmp_path):
+    """Half a million rows are believed, and would be nearly all of a mean."""
+    said = []
+    link = Here({name: node for name, node in nodes_of(data, tmp_path).items() if name in HONEST})
+    link.bend = lambda name, answer: changed(answer, n_train=500_000) if name == "d" else answer
+    config = make_config({"method": "fedavg"})
+    found = server.collect_hellos(link, list(HONEST), config, RoundLimits(), said.append, Caps(share=share))
+    assert set(found) == set(HONEST)
+    assert any("d claims 100.0% of all training rows" in line and "--most-share" in line for line in said) == is_told
 
 
 def test_an_enormous_loss_is_refused_and_not_in_the_record(data, tmp_path):

@@ -338,7 +338,7 @@ def test_a_client_that_is_removed_is_out_at_once(played, evil):
     assert [one["name"][-1] for one in about["clients"]] == ["a", "b", "c", "d"]
 
 
-def test_a_new_certificate_is_taken_up_while_the_server_runs(played):
+def test_a_new_certificate_is_taken_up_while_the_server_runs_and_runs_go_on(played):
     home = played.folder / "federation"
     port = int(re.search(r"port = (\d+)", (home / "federation.toml").read_text())[1])
 
@@ -350,13 +350,21 @@ def test_a_new_certificate_is_taken_up_while_the_server_runs(played):
 
     file = home / "server.crt"
     before = file.read_text()
+    started = played.start(
+        "certified", "federate", "start", "fedavg", *FLAGS, "--rounds", 999, "--out", "runs/certified", "--clients", 4
+    )
+    log = played.folder / "runs" / "certified" / "log.txt"
+    _until(lambda: log.exists() and "round 1/999" in log.read_text(), started)
     played.call("federate", "rotate")
     assert file.read_text() != before
     _until(is_new, played.server)
-    assert [json.loads(played.call("federate", "status", "--json"))["clients"][name] for name in SIZES] == [
-        "online"
-    ] * 4
-    played.call("federate", "start", "fedavg", *FLAGS, "--rounds", 1, "--out", "runs/certified", "--quiet")
+    n_rounds = log.read_text().count("/999")
+    _until(lambda: log.read_text().count("/999") > n_rounds + 2, started)
+    clients = json.loads(played.call("federate", "status", "--json"))["clients"]
+    assert [clients[name] for name in SIZES] == ["online"] * 4
+    played.call("federate", "stop", "runs/certified")
+    assert started.wait(60) == 130, played.out("certified")
+    assert "did not answer" not in log.read_text()
 
 
 def test_a_new_key_takes_the_place_of_the_old_one_at_once(played):

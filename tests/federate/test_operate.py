@@ -3,7 +3,10 @@
 import email.utils
 import io
 import json
+import re
 import shutil
+import socket
+import sys
 import tarfile
 import time
 
@@ -13,6 +16,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'plures
 
 from cryptography import x509
 
+from plures.cli.main import call
 from plures.errors import DataError, RunFailed, UsageError
 from plures.federate import audit, credentials, join, operate, server
 from plures.federate.client import Client
@@ -255,3 +259,53 @@ def test_a_client_that_another_process_registers_at_the_same_time_is_no_error(ho
     fleet = Racing()
     operate._synchronize(home, fleet)
     assert sorted(fleet.there.values()) == ["a", "b"]
+
+
+def test_a_run_that_was_killed_and_is_resumed_without_a_server_is_told_how_to_start_one(tmp_path):
+    """It first ends the Flower run of the process that was killed."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    home = credentials.make_home(tmp_path / "federation", ["a"], port, "127.0.0.1", [], False)
+    with pytest.raises(RunFailed, match="start it with `plures federate server`"):
+        operate._run_with_link(home.folder, lambda link, number: None, 10.0, killed_run="5")
+
+
+# Status
+
+
+def test_status_counts_refusals_and_silence_and_knows_version_and_last_answer(home, run, capsys):
+    path = home.folder / "server" / audit.FILE
+    for answered in ("30 rows", "nothing", "900 bytes", "refused: its loss is nan", "nothing"):
+        audit.write(path, "a", "round 1", answered)
+    refused_at = next(line["at"] for line in audit.read(path) if line["answered"].startswith("refused"))
+    operate.print_status(home.folder, as_json=True)
+    found = json.loads(capsys.readouterr().out)
+    known = {"last_seen": refused_at, "version": found["plures"], "refused": 1, "silent": 2}
+    assert found["details"]["a"] == known
+    assert found["details"]["b"] == known | {"last_seen": None, "refused": 0, "silent": 0}
+    assert [(one["state"], one["round"], one["rounds"]) for one in found["runs"]] == [("stopped", 2, 4)]
+    operate.print_status(home.folder, as_json=False)
+    assert f"last answer {refused_at}, 1 refused, 2 silent, Plures {found['plures']}" in capsys.readouterr().out
+
+
+# Run folders of strangers
+
+
+@pytest.mark.parametrize(
+    "words", [["start", "--resume", "run"], ["adapt", "run", "--client", "c"]], ids=["resume", "adapt"]
+)
+def test_code_that_the_folder_of_a_federated_run_names_is_run_with_trust_alone(
+    words, run, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "gift_net", raising=False)
+    (tmp_path / "gift_net.py").write_text("open('opened', 'w').close()")
+    config = tmp_path / "run" / "config.toml"
+    text = config.read_text().partition("# check")[0]  # a stranger can write any sum
+    config.write_text(re.sub('model = "[a-z]+"', 'model = "gift_net:Net"', text))
+    assert call(["federate", *words]) == 2
+    assert "run names code that would be run: model 'gift_net:Net'" in capsys.readouterr().err
+    assert not (tmp_path / "opened").exists()
+    assert call(["federate", *words, "--trust"]) == 2  # the gift has no model in it
+    assert (tmp_path / "opened").exists()

@@ -114,6 +114,25 @@ def test_two_processes_do_not_write_one_folder(run, capsys):
     assert call(["resume", str(run)]) == 0
 
 
+def resume_when(start, run):
+    start.wait()
+    sys.exit(call(["resume", str(run), "--quiet", "--rounds", "300"]))
+
+
+def test_of_two_resumes_at_once_one_works_and_the_other_says_who_has_the_folder(run, capfd):
+    context = multiprocessing.get_context("fork")
+    start = context.Barrier(2)
+    both = [context.Process(target=resume_when, args=(start, run)) for _ in range(2)]
+    for process in both:
+        process.start()
+    for process in both:
+        process.join(120)
+    assert sorted(process.exitcode for process in both) == [0, 2]
+    winner = next(process for process in both if process.exitcode == 0)
+    assert f"is running already, as process {winner.pid}" in capfd.readouterr().err
+    assert len((run / "rounds.csv").read_text().splitlines()) == 1 + 300
+
+
 def test_a_child_does_not_keep_the_lock_of_its_parent(tmp_path):
     context = multiprocessing.get_context("fork")
     stop = context.Event()

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -189,6 +190,73 @@ def test_running_cluster_is_joined_by_its_address(cluster):
     )
     assert done.stdout.strip() == plures.run("fedavg", **options).summary["digest"]
     assert done.stderr == ""
+
+
+@needs_ray
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="processes are read from /proc")
+def test_run_that_is_killed_while_ray_starts_leaves_no_process(tmp_path):
+    """Ray's agents are children of its daemon; they do not notice its end before they have started."""
+    command = [sys.executable, "-c", "from plures.cli.main import main; main()", "run", "fedavg", "--executor", "ray"]
+    command += ["--clients", "3", "--rounds", "500", "--workers", "1", "--out", str(tmp_path / "run")]
+    with open(tmp_path / "printed", "wb") as output:
+        run = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output, start_new_session=True)
+    try:
+        wait_until(lambda: run.poll() is not None or has_agent(session_of(run.pid)))
+        assert has_agent(session_of(run.pid)), (tmp_path / "printed").read_text()
+    finally:
+        run.kill()
+        run.wait()
+    wait_until(lambda: not session_of(run.pid), 20)
+    left = session_of(run.pid)
+    for process in left:
+        os.kill(process, signal.SIGKILL)
+    assert left == {}
+
+
+def has_agent(processes: dict[int, str]) -> bool:
+    """The daemon, which has the command of its agent among its own words, is none."""
+    return any(word.endswith("dashboard/agent.py") for words in processes.values() for word in words.split()[:4])
+
+
+def wait_until(is_so, seconds: float = 120.0) -> None:
+    until = time.monotonic() + seconds
+    while not is_so() and time.monotonic() < until:
+        time.sleep(0.02)
+
+
+def session_of(leader: int) -> dict[int, str]:
+    """The living processes of a session, with their commands."""
+    found = {}
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (place / "stat").read_text().rpartition(")")[2].split()
+            if int(fields[3]) == leader and fields[0] not in "ZX":
+                found[int(place.name)] = (place / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except OSError:
+            continue  # it has just ended
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="processes are read from /proc")
+def test_guardian_ends_what_our_ray_left_and_nothing_else(tmp_path):
+    """Spared: an older Ray of this process, a Ray of another one, and who reads our log."""
+
+    def sleeper(session: str, mode: str) -> subprocess.Popen:
+        (tmp_path / session).mkdir(exist_ok=True)
+        with open(tmp_path / session / "raylet.out", mode) as file:
+            return subprocess.Popen(["sleep", "60"], stdout=file)
+
+    started = {"older": sleeper(f"session_1_{os.getpid()}", "wb")}
+    try:
+        with ray.guarded():
+            started["of another"] = sleeper(f"session_2_{os.getppid()}", "wb")
+            started["ours"] = sleeper(f"session_3_{os.getpid()}", "wb")
+            started["reader"] = sleeper(f"session_3_{os.getpid()}", "rb")
+        assert {name for name, process in started.items() if process.poll() is not None} == {"ours"}
+    finally:
+        for process in started.values():
+            process.kill()
+            process.wait()
 
 
 def test_address_where_nobody_listens_is_refused_at_once():

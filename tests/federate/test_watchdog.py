@@ -1,0 +1,77 @@
+"""What we change in Flower's server: connections that say nothing are closed."""
+
+import asyncio
+import contextlib
+import socket
+import threading
+import time
+
+import pytest
+
+pytest.importorskip("uvicorn", reason="it comes with Flower: pip install 'plures[deploy]'")
+
+import uvicorn
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+from plures.federate import watchdog
+
+REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+async def app(scope, receive, send):
+    """Answers after a second, which is longer than silence is allowed."""
+    assert scope["type"] == "http"
+    await asyncio.sleep(1.0)
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+    await send({"type": "http.response.body", "body": b"ok"})
+
+
+@contextlib.contextmanager
+def serving(protocol):
+    """The port of a server whose connections are of this class; it keeps them for a minute after a request."""
+    config = uvicorn.Config(app, port=0, http=protocol, lifespan="off", ws="none", log_level="error")
+    config.timeout_keep_alive = 60
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        until = time.monotonic() + 30
+        while not server.started:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        yield server.servers[0].sockets[0].getsockname()[1]
+    finally:
+        server.force_exit = server.should_exit = True
+        thread.join()
+
+
+def n_closed(sockets, seconds):
+    """How many of the connections the server closes in so many seconds."""
+    until, n = time.monotonic() + seconds, 0
+    for one in sockets:
+        one.settimeout(max(0.01, until - time.monotonic()))
+        with contextlib.suppress(TimeoutError):
+            n += one.recv(100) == b""
+    return n
+
+
+@pytest.mark.parametrize("is_watched", [True, False], ids=["ours", "as uvicorn has it"])
+def test_connections_without_a_request_are_closed_and_slow_answers_come(is_watched):
+    protocol = type("Protocol", (AutoHTTPProtocol,), {})
+    if is_watched:
+        watchdog._cut_off_silent(protocol, 0.3)
+    with serving(protocol) as port, contextlib.ExitStack() as stack:
+        connect = lambda: stack.enter_context(socket.create_connection(("127.0.0.1", port)))  # noqa: E731
+        silent = [connect() for _ in range(40)]
+        halves = [connect() for _ in range(5)]
+        for one in halves:
+            one.sendall(REQUEST[:20])
+        asking = connect()
+        asking.sendall(REQUEST)
+        asking.settimeout(20)
+        assert asking.recv(1000).startswith(b"HTTP/1.1 200")
+        asking.sendall(REQUEST[:20])  # half of a second one
+        assert n_closed([*silent, *halves], 3) == (45 if is_watched else 0)
+        with contextlib.suppress(TimeoutError):
+            asking.recv(1000)  # the rest of the answer, if it came in two parts
+        assert n_closed([asking], 3) == is_watched
