@@ -5,6 +5,8 @@
 Both sides train FedAvg on the same clients for the same steps, as in `speed.py`: the plain loop with two threads in a
 process of its own, Plures with two workers of one thread each and `--executor auto`. They take turns in one run, so
 that a slow minute of the machine hits both. Images, words and characters are random: time does not depend on them.
+Of MiniLM two adapters are measured, LoRA in the attention of all layers and of the last layer alone; the plain loop has
+them from `peft`. Frozen layers below the first adapter Plures runs once for a row, before the rounds that are measured.
 Writes benchmarks/results/models.csv, one line for each model, with what was chosen and what the time goes to.
 """
 
@@ -13,7 +15,7 @@ import multiprocessing
 import statistics
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import record
@@ -46,17 +48,28 @@ class PatchEncoder(nn.Module):
         return self.head(self.encoder(patches + self.place).mean(1))
 
 
-# model: (kind of rows, clients, rows of all clients)
-CASES: dict[str, tuple[str, int, int]] = {
-    "mlp": ("grey", 50, 4000),
-    "cnn4": ("grey", 20, 1600),
-    "hncnn": ("colour", 20, 1600),
-    "resnet8": ("colour", 20, 800),
-    "resnet18-small": ("colour", 4, 160),
-    "resnet20-gn": ("colour", 10, 400),
-    "models:PatchEncoder": ("grey", 20, 1600),
-    "charlstm": ("characters", 10, 400),
-    "fasttext": ("words", 20, 1600),
+class Case(NamedTuple):
+    """A model, its rows, and how it is adapted."""
+
+    model: str
+    kind: str  # of rows
+    clients: int
+    rows: int  # of all clients; three quarters of each client's are trained on, in whole batches
+    adapter: str | None = None
+
+
+CASES: dict[str, Case] = {
+    "mlp": Case("mlp", "grey", 50, 4000),
+    "cnn4": Case("cnn4", "grey", 20, 1600),
+    "hncnn": Case("hncnn", "colour", 20, 1600),
+    "resnet8": Case("resnet8", "colour", 20, 800),
+    "resnet18-small": Case("resnet18-small", "colour", 4, 160),
+    "resnet20-gn": Case("resnet20-gn", "colour", 10, 400),
+    "PatchEncoder": Case("models:PatchEncoder", "grey", 20, 1600),
+    "charlstm": Case("charlstm", "characters", 10, 400),
+    "fasttext": Case("fasttext", "words", 20, 1600),
+    "minilm, LoRA in all layers": Case("minilm", "words", 4, 160, "lora:rank=4,layers=*attention.self*"),
+    "minilm, LoRA in the last layer": Case("minilm", "words", 4, 160, "lora:rank=4,layers=*layer.5.attention.self*"),
 }
 
 
@@ -74,12 +87,13 @@ def write_rows(kind: str, n: int, path: Path) -> None:
         np.savez(path, x=rng.normal(0, 1, (n, *shape)).astype(np.float32), y=y)
 
 
-def measured(model: str, repeats: int, folder: Path) -> dict[str, Any]:
+def measured(name: str, repeats: int, folder: Path) -> dict[str, Any]:
     """Both sides in turns."""
-    kind, n_clients, n_rows = CASES[model]
+    model, kind, n_clients, n_rows, adapter = CASES[name]
     path = folder / f"{kind}-{n_rows}.npz"
     write_rows(kind, n_rows, path)
     options: dict[str, Any] = {"method": "fedavg", "data": str(path), "model": model, "clients": n_clients}
+    options |= {} if adapter is None else {"adapter": adapter}
     options |= {"partition": "iid", "batch": 10, "epochs": 1, "lr": 0.01, "workers": 2, "last_batch": "keep"}
     scene = settle(make_scene(make_config(options)))
     ours = Simulation(scene, None, print)
@@ -101,7 +115,7 @@ def measured(model: str, repeats: int, folder: Path) -> dict[str, Any]:
     ours.close()
     loop.kill()
     of_loop, of_ours = (1e3 * statistics.median(each) for each in seconds.values())
-    found = [model.rpartition(":")[2], kind, n_clients, n_steps, round(of_loop, 1), round(of_ours, 1)]
+    found = [name, kind, n_clients, n_steps, round(of_loop, 1), round(of_ours, 1)]
     chosen = [round(of_loop / of_ours, 2), scene.config.executor, scene.config.stack or "", kernels_of(scene)]
     return dict(zip(FIELDS, [*found, *chosen], strict=True))
 
@@ -128,9 +142,9 @@ def main() -> None:
     arguments = parser.parse_args()
     rows, conditions = [], record.conditions()
     with tempfile.TemporaryDirectory() as folder:
-        for model in CASES:
-            if arguments.only in model:
-                rows.append(measured(model, arguments.repeats, Path(folder)))
+        for name in CASES:
+            if arguments.only in name:
+                rows.append(measured(name, arguments.repeats, Path(folder)))
                 print("  ".join(f"{name} {value}" for name, value in rows[-1].items()), flush=True)
     if not arguments.only:
         factors = [row["faster_by"] for row in rows]

@@ -7,6 +7,7 @@ to round where the method keeps them.
 import copy
 import math
 from collections.abc import Callable, Iterator
+from fnmatch import fnmatch
 
 import torch
 from package import Scene, model_maker
@@ -24,6 +25,8 @@ class Federation:
         n_tokens = int(population.x.max()) + 1 if not population.x.is_floating_point() else 0
         shape = tuple(population.x.shape[1:])
         self.model: nn.Module = model_maker(str(config.model), shape, population.n_classes, n_tokens)()
+        if config.adapter is not None:
+            add_lora(self.model, config.adapter)
         self.clients = [i for i, rows in enumerate(population.train) if len(rows)]
         self.kept: dict[int, nn.Module] = {}  # what clients keep
         self.blends: dict[int, list[Tensor]] = {}  # FedALA's weights
@@ -37,7 +40,7 @@ class Federation:
         yield from DataLoader(data, batch_size=self.config.batch, shuffle=True)
 
     def trained(self, model: nn.Module, client: int, loss_of: Callable[[Tensor, Tensor], Tensor]) -> nn.Module:
-        solver = torch.optim.SGD(model.parameters(), lr=self.config.lr)
+        solver = torch.optim.SGD([x for x in model.parameters() if x.requires_grad], lr=self.config.lr)
         for _ in range(self.config.epochs):
             for x, y in self.batches(client):
                 solver.zero_grad()
@@ -50,7 +53,23 @@ class Federation:
         sizes = torch.tensor([float(len(self.population.train[i])) for i in self.clients])
         with torch.no_grad():
             for whole, *each in zip(self.model.parameters(), *(one.parameters() for one in found), strict=True):
+                if not whole.requires_grad:
+                    continue
                 whole.copy_(sum(share * x for share, x in zip(sizes / sizes.sum(), each, strict=True)))
+
+
+def add_lora(model: nn.Module, adapter: str) -> None:
+    """LoRA from `peft` in the linear layers of this name; besides, only the head is trained."""
+    import peft
+
+    settings = dict(item.split("=") for item in adapter.removeprefix("lora:").split(","))
+    names = [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]
+    chosen = [name for name in names if fnmatch(name, settings["layers"])]
+    rank = int(settings["rank"])
+    model.requires_grad_(False)
+    peft.inject_adapter_in_model(peft.LoraConfig(r=rank, lora_alpha=rank, target_modules=chosen), model)
+    for part in (module for name, module in model.named_modules() if name == "head"):
+        part.requires_grad_(True)
 
 
 def fedavg(all: Federation) -> None:

@@ -15,9 +15,10 @@ import numpy as np
 if TYPE_CHECKING:
     from torch import Tensor
 
-_GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
+GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed 64-bit integer
 _FIRST = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _SECOND = -7723592293110705685  # 0x94D049BB133111EB
+ROUNDS = ((30, _FIRST), (27, _SECOND), (31, None))  # how far bits are shifted, and the factor after it
 LARGEST = 2**63 - 1
 
 
@@ -32,17 +33,19 @@ def generator(*parts: int | str) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=key_of(*parts)))
 
 
-def _down(z: Any, bits: int) -> Any:
-    """Logical shift right of signed 64-bit integers."""
-    return (z >> bits) & ((1 << (64 - bits)) - 1)
+def mask_after(bits: int) -> int:
+    """The bits that a logical shift to the right leaves of 64."""
+    return (1 << (64 - bits)) - 1
 
 
 def mix(key: Any, counter: Any) -> Any:
     """Well-spread non-negative 63-bit integers, one for each (key, counter)."""
-    z = key + (counter + 1) * _GOLDEN
-    z = (z ^ _down(z, 30)) * _FIRST
-    z = (z ^ _down(z, 27)) * _SECOND
-    return (z ^ _down(z, 31)) & LARGEST
+    z = key + (counter + 1) * GOLDEN
+    for bits, factor in ROUNDS:
+        z = z ^ ((z >> bits) & mask_after(bits))
+        if factor is not None:
+            z = z * factor
+    return z & LARGEST
 
 
 def uniform(key: "Tensor", shape: tuple[int, ...], stream: int = 0) -> "Tensor":

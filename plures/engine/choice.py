@@ -9,6 +9,7 @@ from plures.errors import UsageError, unknown
 Pass = Literal[
     "clean",
     "join-products",
+    "draws",
     "client-by-client",
     "channels-last",
     "winograd",

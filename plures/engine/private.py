@@ -29,10 +29,10 @@ def _name(path: str) -> Any:
         return None
 
 
-def _kernel(name: str) -> Any:
+def _kernel(name: str, overload: str = "default") -> Any:
     """A kernel by its name in a graph. A missing one is None, which equals no node of a graph."""
     packet = _name(f"torch.ops.aten.{name}")
-    return None if packet is None else packet.default
+    return None if packet is None else getattr(packet, overload)
 
 
 # How vmap is told of an operation that treats many clients at once. Without: `torch.autograd.Function`.
@@ -66,6 +66,7 @@ can_trace = can_meet_vmap and TorchDispatchMode is not None
 # Kernels that graphs hold. Without one, the pass that looks for it finds nothing.
 UNSAFE_VIEW = _kernel("_unsafe_view")
 ITEM = _kernel("_local_scalar_dense")
+SHIFT_RIGHT = _kernel("__rshift__", "Scalar")
 TO_COPY = _kernel("_to_copy")
 LOG_SOFTMAX = _kernel("_log_softmax")
 LOG_SOFTMAX_BACKWARD = _kernel("_log_softmax_backward_data")

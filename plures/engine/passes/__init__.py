@@ -12,6 +12,7 @@ from plures.engine.passes import (
     channels_last,
     clean,
     client_by_client,
+    draws,
     embedding_sums,
     factored_gradients,
     join_products,
@@ -29,6 +30,8 @@ def apply_all(graph: fx.Graph, n: int, engine: Engine, is_stacked: bool, has_gra
         join_products.apply(graph, n)
     if not is_stacked:
         return
+    if engine.has("draws"):
+        draws.apply(graph, n)
     if engine.has("client-by-client"):
         client_by_client.apply(graph, n, engine.has("channels-last") and engine.has("winograd"))
     if engine.has("channels-last"):

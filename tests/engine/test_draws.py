@@ -1,0 +1,41 @@
+"""Random numbers that are drawn a block at a time are those of `seeds`, bit for bit."""
+
+import pytest
+import torch
+
+from plures import engine, seeds
+from plures.engine.passes import draws
+from tests.engine.test_channels_last import trained
+
+
+@pytest.mark.parametrize("n_keys, n_numbers", [(1, 7), (5, 100), (3, draws.BLOCK + 5), (40, 1000)])
+def test_same_bits(n_keys, n_numbers):
+    keys = torch.tensor([seeds.key_of("draws", k) for k in range(n_keys)])
+    bound = (1 << 62) + 12345
+    found = draws.draw(keys.view(-1, 1, 1), n_numbers, bound, [n_keys, n_numbers])
+    for key, own in zip(keys, found, strict=True):
+        assert torch.equal(own, seeds.mix(key, torch.arange(n_numbers)) > bound)
+
+
+class WithDropout(torch.nn.Module):
+    def __init__(self, shape, n_classes):
+        super().__init__()
+        self.hidden, self.drop = torch.nn.Linear(shape[-2] * shape[-1], 20), torch.nn.Dropout(0.3)
+        self.head = torch.nn.Linear(20, n_classes)
+
+    def forward(self, x):
+        return self.head(self.drop(torch.relu(self.hidden(x.flatten(1)))))
+
+
+def test_dropout_of_a_step_is_drawn_so(monkeypatch):
+    seen = []
+    real = draws.draw
+    monkeypatch.setattr(draws, "draw", lambda *args: seen.append(args[1]) or real(*args))
+    engine._steps.clear()
+    name = f"{__name__}:WithDropout"
+    stacked = trained(name, "vectorised")
+    assert seen and set(seen) == {10 * 20}  # a number for each unit of each row of a batch
+    alone = trained(name, "one_by_one")
+    for key, x in alone.items():
+        assert torch.allclose(x, stacked[key], rtol=1e-4, atol=1e-6), key
+    engine._steps.clear()
