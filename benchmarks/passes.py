@@ -72,6 +72,7 @@ CASES = {
     "fasttext": Case(EVEN | {"model": "fasttext", "steps": 20}, random_words),
     "charlstm": Case(EVEN | {"model": "charlstm", "clients": 10, "steps": 2}, random_characters),
     "resnet8": Case(EVEN | {"model": "resnet8"}, lambda: random_images((3, 32, 32))),
+    "encoder": Case(EVEN | {"model": "models:PatchEncoder"}, lambda: random_images((1, 28, 28))),  # with dropout
 }
 QUICK = {"clients": 3, "epochs": 1, "steps": 1, "batch": 4, "share": 0.1}
 

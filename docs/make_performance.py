@@ -5,6 +5,7 @@ python docs/make_performance.py
 
 import csv
 import re
+import statistics
 from pathlib import Path
 
 import matplotlib
@@ -80,6 +81,22 @@ def passes() -> list[str]:
     return said(notes) + table(["without", *cases], body)
 
 
+def models() -> list[str]:
+    """Model by model: both sides, what was chosen, and the kernels that most of our time goes to."""
+    if not (RESULTS / "models.csv").exists():
+        return ["Not measured yet: `python benchmarks/models.py` measures it."]
+    notes, rows = read("models")
+    body = []
+    for row in rows:
+        stack = f", {row['stack']} at a time" if row["stack"] else ""
+        numbers = [row["clients"], row["steps"], row["loop_ms"], row["ours_ms"], row["faster_by"] + "x"]
+        body.append([row["model"], *numbers, row["executor"].replace("_", " ") + stack, row["goes_to"]])
+    factors = [float(row["faster_by"]) for row in rows]
+    found = f"Median {statistics.median(factors):.2f}x, lowest {min(factors):.2f}x."
+    heads = ["model", "clients", "steps per round", "loop, ms", "plures, ms", "faster by", "clients run", "mostly in"]
+    return said(notes) + table(heads, body) + ["", found]
+
+
 def federation() -> list[str]:
     """Federations of growing size: seconds, memory and processor time."""
     if not (RESULTS / "federation.csv").exists():
@@ -130,7 +147,7 @@ def draw() -> None:
     figure.savefig(HERE / "performance.png", dpi=110)
 
 
-PARTS = (speed, written, roofline, kernels, scale, passes, federation)  # of the page
+PARTS = (speed, models, written, roofline, kernels, scale, passes, federation)  # of the page
 
 
 def main() -> None:
