@@ -104,6 +104,44 @@ def _forget_what_is_done(states: Any, fleet: Any, runtime: Any) -> None:
     fleet.push_messages = push_messages_of_node
 
 
+MOST_PIECE = 6 << 20  # bytes of a piece of an answer; Flower's are of 5 MiB at most
+PIECES, TIMES_PIECES = 16, 16  # that an answer may have: so many, and so many times those of the largest message sent
+
+
+def _bound_answers(fleet: Any, runtime: Any) -> None:
+    """Let a server refuse an answer that is far larger than what was asked, before any of its pieces is stored.
+
+    A run refuses answers that are too large when it fetches them; until then they would lie in the server's memory.
+    """
+    push_of_run, push_of_node, push_piece = runtime.push_messages, fleet.push_messages, fleet.push_object
+    largest = 0
+
+    def n_pieces(tree: Any) -> int:
+        n, left = 0, [tree]
+        while left:
+            n += 1
+            left += left.pop().children
+        return n
+
+    def push_messages_of_run(request: Any, state: Any, task: Any) -> Any:
+        nonlocal largest
+        largest = max([largest, *map(n_pieces, request.message_object_trees)])
+        return push_of_run(request=request, state=state, task=task)
+
+    def push_messages_of_node(request: Any, state: Any) -> Any:
+        if any(n_pieces(tree) > PIECES + TIMES_PIECES * largest for tree in request.message_object_trees):
+            raise ValueError("an answer in more pieces than any that was asked for")
+        return push_of_node(request=request, state=state)
+
+    def push_object_of_node(request: Any, state: Any) -> Any:
+        if len(request.object_content) > MOST_PIECE:
+            raise ValueError("a piece of an answer that is too large")
+        return push_piece(request=request, state=state)
+
+    runtime.push_messages = push_messages_of_run
+    fleet.push_messages, fleet.push_object = push_messages_of_node, push_object_of_node
+
+
 SILENT_SECONDS = 30.0  # that a connection may be open without a request
 
 
@@ -143,4 +181,5 @@ if __name__ == "__main__":
 
     _cut_off_silent(AutoHTTPProtocol, SILENT_SECONDS)
     _forget_what_is_done(in_memory_linkstate, fleet_handlers, runtime_handlers)
+    _bound_answers(fleet_handlers, runtime_handlers)
     flower_superlink()

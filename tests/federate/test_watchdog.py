@@ -1,16 +1,18 @@
-"""What we change in Flower's server: connections that say nothing are closed."""
+"""What we change in Flower's server: connections that say nothing are closed, and answers have bounds."""
 
 import asyncio
 import contextlib
 import socket
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("uvicorn", reason="it comes with Flower: pip install 'plures[deploy]'")
 
 import uvicorn
+from flwr.proto.message_pb2 import ObjectTree
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from plures.federate import watchdog
@@ -75,3 +77,33 @@ def test_connections_without_a_request_are_closed_and_slow_answers_come(is_watch
         with contextlib.suppress(TimeoutError):
             asking.recv(1000)  # the rest of the answer, if it came in two parts
         assert n_closed([asking], 3) == is_watched
+
+
+def tree_of(n_pieces):
+    return ObjectTree(object_id="0", children=[ObjectTree(object_id=str(k)) for k in range(n_pieces - 1)])
+
+
+def test_an_answer_that_is_far_larger_than_what_was_asked_is_refused_before_it_is_stored():
+    stored = []
+    fleet = SimpleNamespace(
+        push_messages=lambda request, state: stored.append(len(request.message_object_trees[0].children) + 1),
+        push_object=lambda request, state: stored.append(len(request.object_content)),
+    )
+    runtime = SimpleNamespace(push_messages=lambda request, state, task: stored.append("asked"))
+    watchdog._bound_answers(fleet, runtime)
+
+    def answer(n_pieces):
+        fleet.push_messages(request=SimpleNamespace(message_object_trees=[tree_of(n_pieces)]), state=None)
+
+    answer(16)
+    with pytest.raises(ValueError, match="more pieces"):
+        answer(17)
+    asked = SimpleNamespace(message_object_trees=[tree_of(2), tree_of(10), tree_of(3)])
+    runtime.push_messages(request=asked, state=None, task=None)
+    answer(16 + 16 * 10)
+    with pytest.raises(ValueError, match="more pieces"):
+        answer(16 + 16 * 10 + 1)
+    fleet.push_object(request=SimpleNamespace(object_content=bytes(5 << 20)), state=None)
+    with pytest.raises(ValueError, match="too large"):
+        fleet.push_object(request=SimpleNamespace(object_content=bytes((6 << 20) + 1)), state=None)
+    assert stored == [16, "asked", 176, 5 << 20]
