@@ -1,12 +1,12 @@
 """Seconds per round, memory and processor time of a federation of real processes on this machine.
 
-    python benchmarks/federation.py [--clients 3,6,12,24,50] [--rounds 6] [--against CHECKOUT]
+    python benchmarks/federation.py [--clients 3,6,12,24,50] [--rounds 6] [--against CHECKOUT [--before 3,6,12,24]]
 
 Each number of clients is a federation of its own, with TLS and keys, a tiny model, and FedAvg. For each: the median
 seconds of a round; the memory of a client with its children, as RSS, which counts what processes share in each of
 them, and as PSS, which divides it among them; and the seconds of the processor per client and round, of the server, of
-the clients, and of `start`. With --against, another version of Plures is measured first, and labelled "before". It
-writes benchmarks/results/federation.csv; on two cores with nothing else to do it takes about ten minutes.
+the clients, and of `start`. With --against, another version of Plures is measured first, and labelled "before",
+with the numbers of clients that --before names, if that needs more memory. It writes benchmarks/results/federation.csv; on two cores with nothing else to do it takes about ten minutes.
 """
 
 import argparse
@@ -150,16 +150,19 @@ def main() -> None:
     parser.add_argument("--clients", default="3,6,12,24,50")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--against", type=Path, help="another version of Plures, which is measured first")
+    parser.add_argument("--before", help="numbers of clients that the other version is measured with; if left out, all")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # its processes end with it
     conditions, rows = record.conditions(), []
     sides = {"before": arguments.against.resolve()} if arguments.against else {}
     for label, checkout in (sides | {"after": ROOT}).items():
-        for n in map(int, re.split(r"[, ]+", arguments.clients)):
+        numbers = arguments.before or arguments.clients if label == "before" else arguments.clients
+        for n in map(int, re.split(r"[, ]+", numbers)):
             found = measure(checkout, n, arguments.rounds)
             rows.append({"label": label, "clients": n} | {name: f"{value:.3f}" for name, value in found.items()})
             print(", ".join(f"{name} {value}" for name, value in rows[-1].items()), flush=True)
             against = " --against CHECKOUT" if arguments.against else ""
+            against += f" --before {arguments.before}" if arguments.before else ""
             command = f"federation.py --clients {arguments.clients} --rounds {arguments.rounds}{against}"
             record.write("federation", command, conditions, rows)  # what is there stays, if it is stopped
 
