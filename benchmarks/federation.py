@@ -5,8 +5,9 @@
 Each number of clients is a federation of its own, with TLS and keys, a tiny model, and FedAvg. For each: the median
 seconds of a round; the memory of a client with its children, as RSS, which counts what processes share in each of
 them, and as PSS, which divides it among them; and the seconds of the processor per client and round, of the server, of
-the clients, and of `start`. With --against, another version of Plures is measured first, and labelled "before",
-with the numbers of clients that --before names, if that needs more memory. It writes benchmarks/results/federation.csv; on two cores with nothing else to do it takes about ten minutes.
+the clients, and of `start`. With --against, another version of Plures is measured first, and labelled "before"; with
+--before only with these numbers of clients, if it needs too much memory for more. It writes
+benchmarks/results/federation.csv; on two cores with nothing else to do it takes about ten minutes.
 """
 
 import argparse
