@@ -51,7 +51,7 @@ def _forget_what_is_done(states: Any, fleet: Any, runtime: Any) -> None:
     """Let a SuperLink that keeps its state in memory drop a message when it has been fetched, or when its time is over.
 
     Flower drops the pieces of a message when their receiver confirms them, which nobody does for a message that travels
-    whole, or for one that comes too late.
+    whole, for one that comes too late, or for the errors that Flower makes up in the name of a client that is gone.
     """
     state_class = states.InMemoryLinkState
     delete_messages, delete_node = state_class.delete_messages, state_class.delete_node
@@ -83,7 +83,7 @@ def _forget_what_is_done(states: Any, fleet: Any, runtime: Any) -> None:
 
     def forget_fetched(response: Any, state: Any) -> Any:
         for message in response.messages_list:
-            if message.content.items:
+            if message.content.items or message.HasField("error"):
                 forget(state, message.metadata.message_id)
         return response
 

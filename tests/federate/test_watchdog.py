@@ -12,7 +12,9 @@ import pytest
 pytest.importorskip("uvicorn", reason="it comes with Flower: pip install 'plures[deploy]'")
 
 import uvicorn
-from flwr.proto.message_pb2 import ObjectTree
+from flwr.proto.error_pb2 import Error
+from flwr.proto.message_pb2 import Message, ObjectTree
+from flwr.proto.recorddict_pb2 import RecordDict
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from plures.federate import watchdog
@@ -107,3 +109,21 @@ def test_an_answer_that_is_far_larger_than_what_was_asked_is_refused_before_it_i
     with pytest.raises(ValueError, match="too large"):
         fleet.push_object(request=SimpleNamespace(object_content=bytes((6 << 20) + 1)), state=None)
     assert stored == [16, "asked", 176, 5 << 20]
+
+
+def test_what_has_been_fetched_is_dropped_and_so_are_errors_in_the_name_of_a_client_that_is_gone():
+    whole = Message(content=RecordDict(items=[RecordDict.Item(key="message")]))
+    error, in_pieces = Message(error=Error(code=3)), Message(content=RecordDict())
+    for number, message in (("whole", whole), ("error", error), ("pieces", in_pieces)):
+        message.metadata.message_id = number
+    found = SimpleNamespace(messages_list=[whole, error, in_pieces])
+    dropped = []
+    state = SimpleNamespace(
+        _object_push_session_by_root={}, object_store=SimpleNamespace(delete=lambda number: dropped.append(number))
+    )
+    state_class = type("State", (), {"delete_messages": None, "delete_node": None})
+    fleet = SimpleNamespace(pull_messages=None, push_messages=None)
+    runtime = SimpleNamespace(pull_messages=lambda request, state, task: found)
+    watchdog._forget_what_is_done(SimpleNamespace(InMemoryLinkState=state_class), fleet, runtime)
+    assert runtime.pull_messages(request=None, state=state, task=None) is found
+    assert dropped == ["whole", "error"]  # pieces are dropped when they have been fetched
