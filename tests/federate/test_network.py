@@ -368,8 +368,16 @@ def test_a_new_certificate_is_taken_up_while_the_server_runs_and_runs_go_on(play
 
 
 def test_a_new_key_takes_the_place_of_the_old_one_at_once(played):
-    played.call("federate", "rotate", "hospital-c")
-    found = json.loads(played.call("federate", "status", "--json"))
+    # Its process must not find the new key, which is in its folder here, before the server is asked.
+    own = [process for process in played.processes if "hospital-c" in process.args and process.poll() is None]
+    for process in own:
+        process.send_signal(signal.SIGSTOP)
+    try:
+        played.call("federate", "rotate", "hospital-c")
+        found = json.loads(played.call("federate", "status", "--json"))
+    finally:
+        for process in own:
+            process.send_signal(signal.SIGCONT)
     assert found["clients"]["hospital-c"] == "registered"  # the new key, which has never connected
     assert found["details"]["hospital-a"]["version"] == found["plures"] and found["details"]["hospital-a"]["last_seen"]
 
