@@ -25,8 +25,9 @@ _INSIDE = 1 << 21  # random numbers inside layers and functions: beside those of
 def drop(x: Tensor, p: float, key: Tensor, stream: int, whole_channels: bool = False) -> Tensor:
     """Dropout whose zeros come from a key."""
     shape = (*x.shape[:2], *[1] * (x.dim() - 2)) if whole_channels else x.shape
-    factors = seeds.at_least(key, shape, p, stream).to(x.dtype) * (1 / (1 - p))
-    return x * factors  # one product, for the factors do not depend on what is trained
+    stays = seeds.at_least(key, shape, p, stream)
+    # One division, by what does not depend on weights, rounds as `x * stays / (1 - p)` does.
+    return x / torch.where(stays, 1 - p, math.inf).to(x.dtype)
 
 
 class Dropout(nn.Module):
