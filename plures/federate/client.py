@@ -445,7 +445,14 @@ def _code(error: Exception) -> str:
 
 
 def _rounds(numbers: list[int]) -> str:
-    return f"round{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+    """Such as `rounds 2, 5 to 340`: they may be very many."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][-1] + 1:
+            spans[-1] = [spans[-1][0], number]
+        else:
+            spans.append([number])
+    return f"round{'s' if len(numbers) > 1 else ''} {', '.join(' to '.join(map(str, span)) for span in spans)}"
 
 
 def _after(asked: wire.RoundRequest) -> str:

@@ -350,6 +350,11 @@ def test_a_client_that_never_answers_is_left_behind_and_told_when_it_is_back(lin
     assert "the server completed round 2 without us; our state is that of round 1" in told
 
 
+def test_many_missed_rounds_are_told_in_few_words():
+    assert client_half._rounds([7]) == "round 7"
+    assert client_half._rounds([1, 2, 3, 7, 9, 10]) == "rounds 1 to 3, 7, 9 to 10"
+
+
 def test_too_few_answers_end_the_run_in_a_state_to_go_on_from(link, tmp_path):
     link.bend = lambda name, answer: answer if name == "hospital-a" or b"hello" in answer else None
     federated_run = federated("fedavg", link, tmp_path / "run", terms=SHORT)

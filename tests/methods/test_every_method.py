@@ -141,6 +141,15 @@ def test_groups_are_of_like_cost():
     assert [len(group) for group in group_clients([10] * 100, Cost(1e-5, 7e-4, 400))] == [52, 48]
 
 
+def test_no_worker_is_idle_where_stacks_may_not_be_large():
+    """Ten clients in stacks of two at most: with five stacks one worker would have six clients and the other four."""
+    assert [len(group) for group in group_clients([3] * 10, Cost(1.0, 0.45, 2))] == [2, 2, 2, 2, 1, 1]
+    assert [len(group) for group in group_clients([3] * 20, Cost(1.0, 0.45, 3))] == [3, 3, 3, 3, 2, 2, 2, 2]
+    mixed = group_clients([9, 1, 5, 7, 2, 8, 4], Cost(1.0, 0.45, 2))
+    assert sorted(i for group in mixed for i in group) == list(range(7))
+    assert max(map(len, mixed)) == 2
+
+
 @every_combination
 def test_padding_changes_nothing(name):
     model = model_for(name)
