@@ -48,6 +48,10 @@ class Engine(NamedTuple):
         """Whether a pass is on."""
         return self.kind == "traced" and name not in self.off
 
+    def without(self, name: Pass) -> "Engine":
+        """With one pass less."""
+        return self._replace(off=tuple(sorted({*self.off, name})))
+
 
 _current = Engine()
 

@@ -5,6 +5,7 @@ import torch
 
 from plures.engine import Engine, eager, trace
 from plures.engine.gradients import Product, Scattered, dense
+from plures.engine.passes import client_by_client
 from plures.engine.trace import trace_step
 
 
@@ -246,3 +247,19 @@ def test_numbers_that_differ_by_rounding_alone_are_compared_in_double_precision(
     monkeypatch.setattr(trace, "_are_close", lambda a, b: a.dtype == torch.float32 and b.sum() < 0)
     with pytest.raises(trace.NotTraced, match="other numbers"):
         step_and_tensors()
+
+
+def test_a_pass_that_is_wrong_is_found_in_double_precision_too(monkeypatch):
+    """A step that fails in single precision is compared again in double with the same passes, not with fewer."""
+
+    def losses(kernels, x):
+        convolve = torch.vmap(lambda k, own: torch.nn.functional.conv2d(own, k, stride=2))
+        return convolve(kernels, x).square().sum((1, 2, 3, 4))
+
+    torch.manual_seed(0)
+    tensors = [torch.randn(3, 4, 2, 3, 3), torch.randn(3, 5, 2, 9, 9)]
+    assert traced(losses, 1, tensors, [0, 0]).run(tensors)[0].shape == (3,)
+    right = client_by_client.convolve_each
+    monkeypatch.setattr(client_by_client, "convolve_each", lambda *args: 1.5 * right(*args))
+    with pytest.raises(trace.NotTraced, match="other numbers"):
+        traced(losses, 1, tensors, [0, 0])

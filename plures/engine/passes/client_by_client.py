@@ -167,11 +167,8 @@ def split_clients(x: Tensor, axis: int, n: int) -> Tensor:
 
 
 def _is_of_stack(node: Any, n: int) -> bool:
-    """Whether it is a convolution of images in which each client has its own kernels.
-
-    In double precision there are no fast kernels to win: the numbers of a client that runs alone are worth more.
-    """
-    if node.target is not aten.convolution.default or node.meta["val"].dtype == torch.float64:
+    """Whether it is a convolution of images in which each client has its own kernels."""
+    if node.target is not aten.convolution.default:
         return False
     transposed, groups = node.args[6], node.args[8]
     return not transposed and groups % n == 0 and len(shape_of(node)) == 4
