@@ -165,32 +165,31 @@ def claims(
         _tell_missing(court, list(chosen.values()), n)
         return
     found: dict[str, Finding] = {}
-    tried: dict[str, Finding] = {}
+    tried: dict[str, list[Finding]] = {}
     for name, claim in chosen.items():
         found[name] = court.test(claim)
         if found[name].verdict != "holds":
             tried[name] = court.explain(claim)
     if as_json:
-        both = {name: one._asdict() | {"with_one_change": _plain(tried.get(name))} for name, one in found.items()}
-        print(
-            json.dumps(
-                {name: one | {"difference": one["difference"]._asdict()} for name, one in both.items()}, indent=2
-            )
-        )
+        whole = {}
+        for name, claim in chosen.items():
+            changed = zip(claim.explain, tried.get(name, []), strict=False)
+            whole[name] = _plain(found[name]) | {"with_one_change": {how.change: _plain(one) for how, one in changed}}
+        print(json.dumps(whole, indent=2))
         return
     table = Table(box=box.SIMPLE, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False)
     for head in ("claim", "ours, %", "difference [95 %]", "verdict"):
         table.add_column(head, no_wrap=head != "claim")
     for name, claim in chosen.items():
         table.add_row(*row(name, claim, found[name]))
-        if name in tried:
-            table.add_row(f"  with {claim.explain.change}", *row(name, claim, tried[name])[1:])
+        for how, one in zip(claim.explain, tried.get(name, []), strict=False):  # it stops with one that holds
+            table.add_row(f"  with {how.change}", *row(name, claim, one)[1:])
     console.print(table)
     tell(console, f"records: {out}")
 
 
-def _plain(found: Finding | None) -> dict[str, Any] | None:
-    return None if found is None else found._asdict() | {"difference": found.difference._asdict()}
+def _plain(found: Finding) -> dict[str, Any]:
+    return found._asdict() | {"difference": found.difference._asdict()}
 
 
 def _tell_missing(court: Court, claims: list[Any], workers: int) -> None:

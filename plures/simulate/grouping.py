@@ -10,7 +10,7 @@ from plures.engine import Cost
 # part, so that any number of workers gives the same bits.
 JUDGED_WITH = ((2, 2.0), (8, 1.0))
 FEW = 4  # groups more than the fewest, that even cuts are tried with
-CLEARLY = 0.95  # of the time: for less, a run keeps the groups, and so the bits, that it had before there were even cuts
+CLEARLY = 0.95  # of the time: for less, a run keeps the groups, and so the bits, of before there were even cuts
 
 
 def group_clients(n_steps: Sequence[int], cost: Cost) -> list[list[int]]:

@@ -38,7 +38,6 @@ class Explanation(BaseModel):
 
     change: str = Field(description="what is changed, in words")
     options: dict[str, Any] = Field(description="options of both runs that are others")
-    guess: str = Field(description="what may be the reason if that is not it")
 
 
 class Claim(BaseModel):
@@ -56,7 +55,8 @@ class Claim(BaseModel):
     below: Side
     is_cost: bool = Field(False, description="whether the smaller number is the better one")
     equal: Literal["rounds", "flops"] = Field("rounds", description="what both may spend as much of")
-    explain: Explanation
+    explain: list[Explanation] = Field(description="what is changed, one thing at a time, until it holds")
+    guess: str = Field(description="what may be the reason if none of that is")
 
 
 class Book(NamedTuple):
@@ -137,30 +137,39 @@ class Court:
                 runs.append((first, stage.score_within(specs[1], seed, specs[0], claim.equal)))
         return _judge_runs(claim, runs, specs)
 
-    def explain(self, claim: Claim) -> Finding:
-        """The same methods with the one change of the claim's explanation."""
+    def explain(self, claim: Claim) -> list[Finding]:
+        """The same methods with one thing changed, one after another, until the claim holds with one of them."""
         stage = self.stages[claim.scene]
         specs = self._specs(claim)
         assert specs is not None
-        options = claim.explain.options
-        runs = [tuple(stage.score(spec, seed, options) for spec in specs) for seed in self.plan.scored_on]
-        return _judge_runs(claim, runs, specs)
+        out: list[Finding] = []
+        for one in claim.explain:
+            runs = [tuple(stage.score(spec, seed, one.options) for spec in specs) for seed in self.plan.scored_on]
+            out.append(_judge_runs(claim, runs, specs))
+            if out[-1].verdict == "holds":
+                break
+        return out
 
-    def known(self, claim: Claim, is_explanation: bool = False) -> Finding | None:
-        """What records say of a claim, or of its explanation; None if anything is missing."""
+    def known(self, claim: Claim, change: Explanation | None = None) -> Finding | None:
+        """What records say of a claim, or of it with one thing changed; None if anything is missing."""
         stage, specs = self.stages[claim.scene], self._specs(claim)
         if specs is None:
             return None
-        runs = []
-        for seed in self.plan.scored_on:
-            changes = claim.explain.options if is_explanation else None
-            other: dict[str, Any] | None = changes
-            if claim.equal != "rounds" and not is_explanation:
-                other = {"equal": claim.equal, "first": specs[0]}
-            runs.append((stage.known_run(specs[0], seed, changes), stage.known_run(specs[1], seed, other)))
+        first = other = None if change is None else change.options
+        if claim.equal != "rounds" and change is None:
+            other = {"equal": claim.equal, "first": specs[0]}
+        runs = [
+            (stage.known_run(specs[0], seed, first), stage.known_run(specs[1], seed, other))
+            for seed in self.plan.scored_on
+        ]
         if any(one is None for pair in runs for one in pair):
             return None
         return _judge_runs(claim, runs, specs)
+
+    def known_changes(self, claim: Claim) -> dict[str, Finding]:
+        """What was changed, in words -> what records say of it."""
+        found = {one.change: self.known(claim, one) for one in claim.explain}
+        return {change: one for change, one in found.items() if one is not None}
 
     def _specs(self, claim: Claim) -> tuple[str, str] | None:
         stage = self.stages[claim.scene]
@@ -271,17 +280,9 @@ def _details(court: Court, name: str, claim: Claim, found: Finding | None) -> li
         f"paper's size: `plures reproduce {claim.preset} --scale full`."
     ]
     if found.verdict != "holds":
-        tried = court.known(claim, is_explanation=True)
-        if tried is None:
-            out.append(f"  Why it may not hold has not been tried. A guess: {claim.explain.guess}")
-        else:
-            same = (
-                "With that it holds."
-                if tried.verdict == "holds"
-                else f"That does not change it; a guess: {claim.explain.guess}"
-            )
-            out.append(
-                f"  One more run, with one change ({claim.explain.change}): difference {_interval(tried, claim)}, "
-                f"{tried.verdict}. {same}"
-            )
+        tried = court.known_changes(claim)
+        for change, one in tried.items():
+            out.append(f"  With one change ({change}): difference {_interval(one, claim)}, {one.verdict}.")
+        if not any(one.verdict == "holds" for one in tried.values()):
+            out.append(f"  A guess at why: {claim.guess}" if tried else f"  Why is not tried. A guess: {claim.guess}")
     return [*out, ""]

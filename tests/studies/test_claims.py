@@ -26,7 +26,8 @@ BASE = {
     "scene": "tiny",
     "above": {"method": "ditto", "column": "personal.mean"},
     "below": {"method": "fedavg", "column": "personal.mean"},
-    "explain": {"change": "one more round", "options": {"rounds": 3}, "guess": "the moon."},
+    "explain": [{"change": "one more round", "options": {"rounds": 3}}],
+    "guess": "the moon.",
 }
 
 
@@ -57,13 +58,14 @@ def test_a_claim_can_be_tested(name):
     """Its methods, scene, options and preset are ones that there are."""
     book = load_claims()
     claim = book.claims[name]
-    assert claim.preset in preset.load() and claim.says.endswith(".") and claim.explain.guess.endswith(".")
-    config = make_config(book.scenes[claim.scene] | claim.explain.options)
-    assert config != make_config(book.scenes[claim.scene])
+    assert claim.preset in preset.load() and claim.says.endswith(".") and claim.guess.endswith(".")
+    plain = make_config(book.scenes[claim.scene])
+    changed = [make_config(book.scenes[claim.scene] | one.options) for one in claim.explain]
+    assert changed and all(config != plain for config in changed)
     for side in (claim.above, claim.below):
         make_method(side.method, {}, Solver())
         assert side.column.partition(".")[0] in ("personal", "generic", "new_clients", "bytes")
-        assert not side.column.startswith("new_clients") or config.new_clients
+        assert not side.column.startswith("new_clients") or plain.new_clients
 
 
 def test_seeds_that_are_scored_were_not_tuned_on():
@@ -163,11 +165,14 @@ def test_the_page_says_what_was_found_and_what_was_not_tried(tested, monkeypatch
     text = page(court)
     assert "Of 2 claims 2 have been run" in text and found["plain"].specs[0] in text
     assert f"**{found['plain'].verdict}**" in text and "`--clients 4 --rounds 2" in text
-    if found["plain"].verdict != "holds":
-        assert "A guess: the moon." in text
-        tried = court.explain(book.claims["plain"])
-        assert "One more run, with one change (one more round)" in page(court)
-        assert court.known(book.claims["plain"], is_explanation=True) == tried
+    same = claim_of(says="FedAvg is above FedAvg.", above=BASE["below"])
+    court.book = Book({"same": same}, book.scenes)
+    assert "Why is not tried. A guess: the moon." in page(court)
+    (tried,) = court.explain(same)
+    assert tried.verdict == "too close to tell"
+    assert "With one change (one more round): difference +0.00" in page(court)
+    assert "A guess at why: the moon." in page(court)
+    assert court.known_changes(same) == {"one more round": tried}
     empty = Book({"plain": claim_of()}, {"tiny": SCENE})
     assert "Of 1 claims 0 have been run" in page(Court(empty, folder / "none", {}, print, TINY))
 
