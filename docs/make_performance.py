@@ -117,6 +117,13 @@ def federation() -> list[str]:
     return said(notes) + table(list(heads.values()), body)
 
 
+def client_memory() -> list[str]:
+    """What the memory of a federated client goes to."""
+    notes, rows = read("client_memory")
+    body = [[row["after"], _rounded(row["rss_mb"], 0), _rounded(row["own_mb"], 0)] for row in rows]
+    return said(notes) + table(["a process that has imported", "MB, RSS", "of these its own"], body)
+
+
 def _rounded(text: str, digits: int | None) -> str:
     return text if digits is None else f"{float(text):.{digits}f}"
 
@@ -147,7 +154,7 @@ def draw() -> None:
     figure.savefig(HERE / "performance.png", dpi=110)
 
 
-PARTS = (speed, models, written, roofline, kernels, scale, passes, federation)  # of the page
+PARTS = (speed, models, written, roofline, kernels, scale, passes, federation, client_memory)  # of the page
 
 
 def main() -> None:
