@@ -2,7 +2,7 @@
 
 For each claim both methods are tuned with the same budget on seeds that are not scored, then run on the scored seeds.
 The difference has a 95 % interval over these seeds: the claim holds if all of it is above zero, does not if all of it
-is below, and else it is too close to tell. Where it does not hold, one more comparison changes one thing.
+is below, and else it is too close to tell. Where it does not hold, comparisons with one thing changed follow.
 """
 
 import tomllib
