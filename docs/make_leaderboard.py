@@ -127,12 +127,12 @@ def page() -> str:
 
 
 def over_all(found: dict[tuple[str, str], Stage]) -> list[str]:
-    """Mean ranks by personal accuracy, of the methods that were run everywhere."""
+    """Mean ranks by personal accuracy, over the data sets and splits where all methods have been run."""
     scores = {
         f"{name}, {split}": {m: row["personal"] for m in METHODS if (row := numbers(stage, m)) is not None}
         for (name, split), stage in found.items()
     }
-    scores = {block: row for block, row in scores.items() if row}
+    scores = {block: row for block, row in scores.items() if len(row) == len(METHODS)}
     ranks = make_ranks(scores)
     if ranks is None:
         return ["Not enough has been run for ranks."]
