@@ -16,6 +16,7 @@ from typing import Any
 from plures.errors import unknown
 from plures.files import in_bytes
 from plures.methods import METHODS
+from plures.report.printed import draw_ranks
 from plures.studies import stats
 from plures.studies.campaign import Plan, Stage
 from plures.studies.ranks import in_words, make_ranks, write_ranks
@@ -137,6 +138,7 @@ def over_all(found: dict[tuple[str, str], Stage]) -> list[str]:
     if ranks is None:
         return ["Not enough has been run for ranks."]
     write_ranks(ranks, RECORDS)
+    draw_ranks(ranks).savefig(HERE / "leaderboard.png", dpi=110, bbox_inches="tight")
     lines = ["| method | mean rank |", "|---|---|"]
     lines += [f"| `{method}` | {rank:.2f} |" for method, rank in zip(ranks.methods, ranks.mean, strict=True)]
     said = "; ".join(in_words(ranks))
@@ -146,6 +148,8 @@ def over_all(found: dict[tuple[str, str], Stage]) -> list[str]:
         *lines,
         "",
         f"{said[0].upper()}{said[1:]}.",
+        "",
+        "![Mean ranks of all methods with the critical difference](leaderboard.png)",
     ]
 
 

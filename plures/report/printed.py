@@ -22,6 +22,7 @@ from plures.runs.folders import folder_name
 from plures.studies.ranks import Ranks, place_methods
 
 KINDS = ("svg", "pdf", "png")
+MANY_RANKS = 15  # on the scale of a critical-difference diagram
 Drawn = tuple[str, Any]  # a name for the file, and the figure
 
 
@@ -195,7 +196,8 @@ def draw_ranks(found: Ranks) -> Any:
     axes.plot([1, k], [0, 0], color=INK, lw=1)
     for rank in range(1, k + 1):
         axes.plot([rank, rank], [0, 0.2], color=INK, lw=1)
-        axes.text(rank, 0.35, str(rank), ha="center", va="bottom", fontsize=8)
+        if k <= MANY_RANKS or rank % 5 == 0 or rank == 1:  # else numbers touch each other
+            axes.text(rank, 0.35, str(rank), ha="center", va="bottom", fontsize=8)
     length = min(found.critical, k - 1)
     axes.plot([1, 1 + length], [1.5, 1.5], color=INK, lw=1, marker="|", markersize=6)
     axes.text(1 + length / 2, 1.7, f"CD = {found.critical:.2f}", ha="center", va="bottom", fontsize=8)
