@@ -107,23 +107,33 @@ class _Linear(nn.Linear):
         return F.linear(input, self.weight, self.bias) + self.adapter.scale * small
 
 
-class _Convolution(nn.Module):
-    """A convolution with an adapter."""
-
-    def __init__(self, original: nn.Conv1d | nn.Conv2d | nn.Conv3d, adapter: _Lora | _Scale) -> None:
-        super().__init__()
-        if original.padding_mode != "zeros":
-            raise UsageError("an adapter cannot stand beside a convolution that pads with anything but zeros")
-        self.weight, self.bias, self.adapter = original.weight, original.bias, adapter
-        self.convolve: Callable[..., Tensor] = {3: F.conv1d, 4: F.conv2d, 5: F.conv3d}[original.weight.dim()]
-        self.how = (original.stride, original.padding, original.dilation, original.groups)
+class _Conv1d(nn.Conv1d):
+    """With an adapter."""
 
     def forward(self, input: Tensor) -> Tensor:
-        if isinstance(self.adapter, _Scale):
-            weight = self.weight * self.adapter.scale.reshape(-1, *[1] * (self.weight.dim() - 1))
-        else:
-            weight = self.weight + self.adapter.product().reshape(self.weight.shape)
-        return self.convolve(input, weight, self.bias, *self.how)
+        return F.conv1d(input, _adapted_kernel(self), self.bias, self.stride, self.padding, self.dilation, self.groups)
+
+
+class _Conv2d(nn.Conv2d):
+    """With an adapter."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.conv2d(input, _adapted_kernel(self), self.bias, self.stride, self.padding, self.dilation, self.groups)
+
+
+class _Conv3d(nn.Conv3d):
+    """With an adapter."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.conv3d(input, _adapted_kernel(self), self.bias, self.stride, self.padding, self.dilation, self.groups)
+
+
+def _adapted_kernel(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> Tensor:
+    adapter = layer.adapter
+    if isinstance(adapter, _Scale):
+        return layer.weight * adapter.scale.reshape(-1, *[1] * (layer.weight.dim() - 1))
+    assert isinstance(adapter, _Lora)
+    return layer.weight + adapter.product().reshape(layer.weight.shape)
 
 
 def adapted(module: nn.Module, adapter: Adapter, head: str) -> nn.Module:
@@ -142,13 +152,14 @@ def adapted(module: nn.Module, adapter: Adapter, head: str) -> nn.Module:
             continue
         small = _Lora(own, adapter) if adapter.kind == "lora" else _Scale(own)
         found += 1
+        layer.adapter = small
+        # The layer stays the same object, for a model may read its attributes, such as kernel_size.
         if isinstance(layer, CONVOLUTIONS):
-            parent, _, name = path.rpartition(".")
-            setattr(module.get_submodule(parent), name, _Convolution(layer, small))
-        else:
-            layer.adapter = small
-            if isinstance(layer, nn.Linear):
-                layer.__class__ = _Linear
+            if layer.padding_mode != "zeros":
+                raise UsageError("an adapter cannot stand beside a convolution that pads with anything but zeros")
+            layer.__class__ = {3: _Conv1d, 4: _Conv2d, 5: _Conv3d}[layer.weight.dim()]
+        elif isinstance(layer, nn.Linear):
+            layer.__class__ = _Linear
     if not found:
         fit = [path for path, layer in module.named_modules() if weight_of(layer, adapter.kind) is not None]
         raise unknown("layer for an adapter", adapter.layers, [path for path in fit if path != head])
