@@ -6,7 +6,6 @@ add-on and executor meets a model like any other. `merged` turns adapters into p
 """
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch

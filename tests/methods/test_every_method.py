@@ -83,8 +83,8 @@ def assert_same_state(a, b):
     assert_same_tensors(state(a), state(b))
 
 
-# Per-FedAvg cuts its batches in halves or thirds: here none has two rows, which BatchNorm would turn into plus and minus
-# one. Where halves have, the test in double precision holds; with the Hessian, rounding grows beyond that too.
+# Per-FedAvg cuts its batches in halves or thirds: here none has two rows, which BatchNorm would turn into plus and
+# minus one. Where halves have, the test in double precision holds; with the Hessian, rounding grows beyond that too.
 THIRDS = {"perfedavg:order=exact": (1, 9, 13, 24, 31, 48)}
 PARTS = {"perfedavg:order=fo+ala:cap=12": (1, 7, 13, 20, 31, 48), **THIRDS}
 
