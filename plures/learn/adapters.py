@@ -6,7 +6,7 @@ add-on and executor meets a model like any other. `merged` turns adapters into p
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -127,6 +127,9 @@ class _Conv3d(nn.Conv3d):
         return F.conv3d(input, _adapted_kernel(self), self.bias, self.stride, self.padding, self.dilation, self.groups)
 
 
+_BY_DIMENSIONS: dict[int, Any] = {3: _Conv1d, 4: _Conv2d, 5: _Conv3d}
+
+
 def _adapted_kernel(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d) -> Tensor:
     adapter = layer.adapter
     if isinstance(adapter, _Scale):
@@ -156,7 +159,7 @@ def adapted(module: nn.Module, adapter: Adapter, head: str) -> nn.Module:
         if isinstance(layer, CONVOLUTIONS):
             if layer.padding_mode != "zeros":
                 raise UsageError("an adapter cannot stand beside a convolution that pads with anything but zeros")
-            layer.__class__ = {3: _Conv1d, 4: _Conv2d, 5: _Conv3d}[layer.weight.dim()]
+            layer.__class__ = _BY_DIMENSIONS[layer.weight.dim()]
         elif isinstance(layer, nn.Linear):
             layer.__class__ = _Linear
     if not found:
