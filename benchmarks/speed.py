@@ -80,6 +80,8 @@ def options_of(case: str, method: str, data_dir: str | None) -> dict[str, Any]:
 def rounds_of(ours: Simulation, tests: bool) -> Callable[[], float]:
     """A function that plays a round and returns its seconds."""
 
+    torch.set_num_threads(1)  # as in every run: a second thread of this process would take time from its workers
+
     def our_round() -> float:
         began = time.perf_counter()
         ours.play_round()

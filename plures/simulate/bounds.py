@@ -50,7 +50,10 @@ def _pairs(message: Message, uploads: Tree) -> Iterator[tuple[Tensor, Tensor | N
 
 
 def _all_are_small(message: Message, uploads: Tree) -> bool:
-    """Whether every upload is so small, beside what was sent, that it cannot be out of bounds. This is soon seen."""
+    """Whether every upload is so small, beside what was sent, that it cannot be out of bounds. This is soon seen.
+
+    If so, all of its numbers are finite, too.
+    """
     n = len(tree.leaves(uploads)[0])
     size, sent = torch.zeros(n), torch.zeros(n)
     for x, old in _pairs(message, uploads):
@@ -70,9 +73,12 @@ def reasons_to_refuse(
     message: what these clients were sent. clients, uploads: what they keep and upload, stacked.
     times_median: how many times the median of the cohort an update may be; with infinity, only finite numbers count.
     """
-    is_finite = (tree.all_finite(uploads, n) & tree.all_finite(clients, n)).tolist()
+    has_uploads = bool(tree.leaves(uploads))
+    is_small = has_uploads and _all_are_small(message, uploads)
+    fine = tree.all_finite(clients, n)
+    is_finite = (fine if is_small else fine & tree.all_finite(uploads, n)).tolist()
     found = ["" if fine else "it has numbers that are not finite" for fine in is_finite]
-    if not tree.leaves(uploads) or times_median == math.inf or sum(is_finite) < 2 or _all_are_small(message, uploads):
+    if is_small or not has_uploads or times_median == math.inf or sum(is_finite) < 2:
         return found
     moved, sent = (x.tolist() for x in update_norms(message, uploads))
     # The lower median: of two clients, the smaller update.

@@ -3,8 +3,9 @@
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
-from plures import tree
+from plures import devices, tree
 from plures.learn.task import Task
 from plures.methods.messages import Each, Message
 from plures.tree import Params, Tree
@@ -39,16 +40,20 @@ def measure_drift(task: Task, message: Message, uploads: Tree) -> Drift:
     shapes = {name: x.shape[1:] if each else x.shape for name, x in sent.items()}
     comparable = all(shapes.get(name) == x.shape[1:] for name, x in back.items())
     n = len(next(iter(back.values())))
-    apart, moved = torch.zeros(n), torch.zeros(n)
+    moved, together = (devices.in_double(torch.zeros(size)) for size in (n, 1))  # squared lengths: of each, of the mean
     for name, x in back.items():
         flat = x.reshape(n, -1)
-        old = sent[name].reshape(n if each else 1, -1) if comparable else None
+        # Where nothing was sent to compare with, all are taken from the first one: that leaves their variance.
+        old = sent[name].reshape(n if each else 1, -1) if comparable else flat[:1]
         width = max(1, CACHE_BYTES // (n * x.element_size()))
         for start in range(0, flat.shape[1], width):  # a piece of all models at a time, so that it stays in cache
-            some = flat[:, start : start + width]
-            some = some.clone() if old is None else some - old[:, start : start + width]
-            if old is not None:
-                moved += torch.linalg.vector_norm(some, dim=1).square_()
-            some -= some.mean(0)
-            apart += torch.linalg.vector_norm(some, dim=1).square_()
-    return Drift(float(moved.sqrt().mean()) if comparable else None, float(apart.mean()))
+            some = flat[:, start : start + width] - old[:, start : start + width]
+            moved += _squared_lengths(some)
+            together += _squared_lengths(some.mean(0, keepdim=True))
+    # The mean squared distance to the mean, by the lengths alone: one look at the models is enough.
+    variance = max(0.0, float(moved.mean() - together))
+    return Drift(float(moved.sqrt().mean()) if comparable else None, variance)
+
+
+def _squared_lengths(rows: Tensor) -> Tensor:
+    return devices.in_double(torch.linalg.vector_norm(rows, dim=1)).square()
