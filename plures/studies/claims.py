@@ -37,7 +37,9 @@ class Explanation(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     change: str = Field(description="what is changed, in words")
-    options: dict[str, Any] = Field(description="options of both runs that are others")
+    options: dict[str, Any] = Field({}, description="options of both runs that are others")
+    above: str | None = Field(None, description="a method in place of the tuned one; it is run as it stands here")
+    below: str | None = Field(None, description="the same for the other side")
 
 
 class Claim(BaseModel):
@@ -140,10 +142,10 @@ class Court:
     def explain(self, claim: Claim) -> list[Finding]:
         """The same methods with one thing changed, one after another, until the claim holds with one of them."""
         stage = self.stages[claim.scene]
-        specs = self._specs(claim)
-        assert specs is not None
         out: list[Finding] = []
         for one in claim.explain:
+            specs = self._specs(claim, one)
+            assert specs is not None
             runs = [tuple(stage.score(spec, seed, one.options) for spec in specs) for seed in self.plan.scored_on]
             out.append(_judge_runs(claim, runs, specs))
             if out[-1].verdict == "holds":
@@ -152,7 +154,7 @@ class Court:
 
     def known(self, claim: Claim, change: Explanation | None = None) -> Finding | None:
         """What records say of a claim, or of it with one thing changed; None if anything is missing."""
-        stage, specs = self.stages[claim.scene], self._specs(claim)
+        stage, specs = self.stages[claim.scene], self._specs(claim, change)
         if specs is None:
             return None
         first = other = None if change is None else change.options
@@ -171,10 +173,13 @@ class Court:
         found = {one.change: self.known(claim, one) for one in claim.explain}
         return {change: one for change, one in found.items() if one is not None}
 
-    def _specs(self, claim: Claim) -> tuple[str, str] | None:
+    def _specs(self, claim: Claim, change: Explanation | None = None) -> tuple[str, str] | None:
+        """Both methods as they are run: as tuned, or as the change names them; None if one has not been tuned."""
         stage = self.stages[claim.scene]
         above = stage.known_spec(claim.above.method, objective_of(claim.above.column))
         below = stage.known_spec(claim.below.method, objective_of(claim.below.column))
+        if change is not None:
+            above, below = change.above or above, change.below or below
         return None if above is None or below is None else (above, below)
 
     def missing(self, claims: list[Claim]) -> dict[tuple[str, str, Objective], float]:
@@ -282,7 +287,9 @@ def _details(court: Court, name: str, claim: Claim, found: Finding | None) -> li
     if found.verdict != "holds":
         tried = court.known_changes(claim)
         for change, one in tried.items():
-            out.append(f"  With one change ({change}): difference {_interval(one, claim)}, {one.verdict}.")
+            named = [f"`{spec}`" for spec, tuned in zip(one.specs, found.specs, strict=True) if spec != tuned]
+            run_as = f", by {' and '.join(named)} as it stands" if named else ""
+            out.append(f"  With one change ({change}{run_as}): difference {_interval(one, claim)}, {one.verdict}.")
         if not any(one.verdict == "holds" for one in tried.values()):
             out.append(f"  A guess at why: {claim.guess}" if tried else f"  Why is not tried. A guess: {claim.guess}")
     return [*out, ""]

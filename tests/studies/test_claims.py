@@ -60,8 +60,11 @@ def test_a_claim_can_be_tested(name):
     claim = book.claims[name]
     assert claim.preset in preset.load() and claim.says.endswith(".") and claim.guess.endswith(".")
     plain = make_config(book.scenes[claim.scene])
-    changed = [make_config(book.scenes[claim.scene] | one.options) for one in claim.explain]
-    assert changed and all(config != plain for config in changed)
+    assert claim.explain
+    for one in claim.explain:
+        assert one.above or one.below or make_config(book.scenes[claim.scene] | one.options) != plain
+        for spec in filter(None, (one.above, one.below)):
+            make_method(spec, {}, Solver())
     for side in (claim.above, claim.below):
         make_method(side.method, {}, Solver())
         assert side.column.partition(".")[0] in ("personal", "generic", "new_clients", "bytes")
@@ -175,6 +178,22 @@ def test_the_page_says_what_was_found_and_what_was_not_tried(tested, monkeypatch
     assert court.known_changes(same) == {"one more round": tried}
     empty = Book({"plain": claim_of()}, {"tiny": SCENE})
     assert "Of 1 claims 0 have been run" in page(Court(empty, folder / "none", {}, print, TINY))
+
+
+def test_a_change_may_be_of_a_method(tested):
+    """It takes the place of the tuned one, as it stands."""
+    folder, book, _, _ = tested
+    court = Court(book, folder, {"workers": 1}, lambda line: None, TINY)
+    change = {"change": "FedAvg does not learn", "below": "fedavg:lr=1e-9"}
+    claim = claim_of(explain=[change])
+    (tried,) = court.explain(claim)
+    assert tried.specs == (court.known(claim).specs[0], "fedavg:lr=1e-9")
+    assert tried.above == court.known(claim).above and tried.below != court.known(claim).below
+    never_holds = claim_of(above=BASE["below"], explain=[change | {"above": "fedavg:lr=1e-9"}])
+    court.book = Book({"one": never_holds}, book.scenes)
+    assert court.explain(never_holds)[0].difference.mean == 0
+    text = "(FedAvg does not learn, by `fedavg:lr=1e-9` and `fedavg:lr=1e-9` as it stands): difference +0.00"
+    assert text in page(court)
 
 
 def test_a_run_that_fails_is_recorded_and_counts_as_nothing(tmp_path):
