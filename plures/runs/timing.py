@@ -1,6 +1,8 @@
 """Timing: a few real steps before a run, to see that it can be run and how long it will take."""
 
+import math
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -8,6 +10,8 @@ import torch
 
 from plures import devices
 from plures.data.batches import batches_per_epoch
+from plures.data.population import Population
+from plures.engine import cost_of
 from plures.methods.base import Schedule
 from plures.runs.callbacks import say_nothing
 from plures.runs.config import Config
@@ -19,6 +23,8 @@ BATCHES = 3  # of each client, in a round that is tried
 TEST_ROWS = 64  # of each client
 ROUNDS = 3  # that are tried; the first compiles, and FedALA's second has its long first stage
 EPOCHS, STEPS = 3, 10  # most that a client trains in a round that is tried
+SECONDS = 10.0  # of a round that is tried, by what its steps are estimated to cost; and after which no other one is
+FEWEST = 2  # clients that are tried, however long their steps take
 
 
 class TryOut(NamedTuple):
@@ -39,13 +45,7 @@ def try_out(scene: Scene) -> TryOut:
     population, config = scene.population, scene.config
     scene = _shorter(scene)
     short = scene.config
-    few = population._replace(
-        train=[rows[: BATCHES * config.batch] for rows in population.train],
-        test=[rows[:TEST_ROWS] for rows in population.test],
-        validation=[rows[:TEST_ROWS] for rows in population.validation],
-        pool=np.zeros(0, np.int64),
-        work=scene.population.work,
-    )
+    few = _few_rows(scene)
     began = time.perf_counter()
     scene = settle(scene)
     device = devices.find(config.device)
@@ -53,10 +53,13 @@ def try_out(scene: Scene) -> TryOut:
         simulation = Simulation(scene._replace(population=few, new_clients=None), None, say_nothing, device)
         try:
             start = time.perf_counter() - began
+            first = time.perf_counter()
             for _ in range(ROUNDS):
                 began = time.perf_counter()
                 simulation.play_round()
                 of_round = time.perf_counter() - began
+                if time.perf_counter() - first > SECONDS:
+                    break
             began = time.perf_counter()
             with torch.no_grad():
                 simulation.evaluate()
@@ -79,6 +82,28 @@ def try_out(scene: Scene) -> TryOut:
     else:
         longer *= max(1, config.epochs) / max(1, short.epochs)
     return TryOut(start, longer * of_round, n_rows(population.test) / n_rows(few.test) * of_evaluation)
+
+
+def _few_rows(scene: Scene) -> Population:
+    """A few rows of each client; if steps are long, only of some clients, the others have none."""
+    population, config, task = scene.population, scene.config, scene.task
+    affordable = SECONDS / max(cost_of(task.size, config.batch, 3, 1).step, 1e-9)  # steps of a round
+    n_batches = min(BATCHES, max(1, int(affordable / FEWEST)))
+    n_steps = config.steps if config.steps is not None else n_batches * max(1, config.epochs)
+    n_cohort = max(FEWEST, int(affordable / n_steps))
+    tested_first = sorted(population.eligible(), key=lambda i: len(population.test[i]) == 0)
+    chosen = set(tested_first[: math.ceil(n_cohort / config.participation)])
+    n_test = min(TEST_ROWS, max(1, int(affordable * 3 * config.batch / len(chosen))))
+
+    def first(rows: Sequence[np.ndarray], n: int) -> list[np.ndarray]:
+        return [own[:n] if i in chosen else own[:0] for i, own in enumerate(rows)]
+
+    return population._replace(
+        train=first(population.train, n_batches * config.batch),
+        test=first(population.test, n_test),
+        validation=first(population.validation, n_test),
+        pool=np.zeros(0, np.int64),
+    )
 
 
 def _shorter(scene: Scene) -> Scene:
