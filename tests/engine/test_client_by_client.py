@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import conv2d, max_pool2d, pad
+from torch.nn.functional import conv2d, max_pool2d, pad, pixel_unshuffle
 
 from plures import engine
 from plures.engine.passes import client_by_client, winograd
@@ -148,11 +148,64 @@ def test_rewritten_step_trains_as_one_client_after_another(model, monkeypatch):
         assert torch.allclose(x, stacked[key], rtol=1e-4, atol=1e-6), key
 
 
+class Folded(nn.Module):
+    """Two first layers that read images of four channels, among convolutions that clients are folded for."""
+
+    def __init__(self, shape, n_classes):
+        super().__init__()
+        self.first, self.beside = nn.Conv2d(4, 16, 3, padding=1), nn.Conv2d(4, 16, 3, padding=1, bias=False)
+        self.second, self.head = nn.Conv2d(16, 16, 3, padding=1), nn.Linear(16, n_classes)
+
+    def forward(self, x):
+        x = pixel_unshuffle(x, 2)
+        x = max_pool2d(torch.relu(self.first(x) + self.beside(x)), 2)
+        return self.head(torch.tanh(self.second(x)).mean((2, 3)))
+
+
+def test_first_layers_of_few_channels_run_client_by_client_among_folded_ones(monkeypatch):
+    rewritten = []
+    real = client_by_client.apply_to_first_layers
+
+    def seen(graph, prime):
+        real(graph, prime)
+        rewritten.append([node.target for node in graph.nodes])
+
+    monkeypatch.setattr(client_by_client, "apply_to_first_layers", seen)
+    engine._steps.clear()
+    stacked = trained(f"{__name__}:Folded", "vectorised")
+    (targets,) = rewritten
+    assert targets.count(client_by_client.convolve_folded) == targets.count(client_by_client.kernel_gradients) == 2
+    assert targets.count(torch.ops.aten.convolution.default) == 1  # the second layer's
+    assert [step.why_eager for step in engine._steps.values()] == [""]
+    alone = trained(f"{__name__}:Folded", "one_by_one")
+    for key, x in alone.items():
+        assert torch.allclose(x, stacked[key], rtol=1e-4, atol=1e-6), key
+
+
+@pytest.mark.parametrize("n, padding", [(1, (0, 0)), (3, (2, 1))])
+def test_folded_convolution_is_a_convolution(n, padding):
+    torch.manual_seed(0)
+    x = torch.randn(n, 4, 3, 9, 8, dtype=torch.float64)
+    kernels = torch.randn(n, 16, 3, 3, 3, dtype=torch.float64, requires_grad=True)
+    bias = torch.randn(n, 16, dtype=torch.float64)
+    wanted = torch.cat([conv2d(a, k, b, 1, padding) for a, k, b in zip(x, kernels, bias, strict=True)], 1)
+    of_out = torch.randn_like(wanted)
+    (right,) = torch.autograd.grad(wanted, kernels, of_out)
+    with torch.no_grad():
+        images = client_by_client.lay_channels_last(x)
+        found = client_by_client.convolve_folded(images, kernels, bias.flatten(), padding)
+        of_kernels = client_by_client.kernel_gradients(of_out, images, kernels, padding)
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    assert torch.allclose(found, wanted, rtol=1e-12, atol=1e-12)
+    assert torch.allclose(of_kernels, right.flatten(0, 1), rtol=1e-12, atol=1e-12)
+
+
 def test_pass_can_be_switched_off(monkeypatch):
     def fail(*_):
         raise AssertionError("it was called")
 
     monkeypatch.setattr(client_by_client, "apply", fail)
+    monkeypatch.setattr(client_by_client, "apply_to_first_layers", fail)
     with engine.using(engine.Engine.parse("traced:client-by-client=off")):
         found = trained(f"{__name__}:Strided", "vectorised")
     assert all(math.isfinite(x.abs().sum()) for x in found.values())

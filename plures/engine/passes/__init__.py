@@ -36,6 +36,8 @@ def apply_all(graph: fx.Graph, n: int, engine: Engine, is_stacked: bool, has_gra
         client_by_client.apply(graph, n, engine.has("channels-last") and engine.has("winograd"))
     if engine.has("channels-last"):
         channels_last.apply(graph, n)
+        if engine.has("client-by-client"):
+            client_by_client.apply_to_first_layers(graph, n)
         if engine.has("winograd"):
             winograd.apply(graph, n)
     if engine.has("embedding-sums"):

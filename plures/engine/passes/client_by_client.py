@@ -48,6 +48,63 @@ def apply(graph: fx.Graph, n: int, with_winograd: bool) -> None:
     graph.eliminate_dead_code()
 
 
+def apply_to_first_layers(graph: fx.Graph, n: int) -> None:
+    """Where clients are folded (`channels_last`), rewrite convolutions that read images of a few channels: for those,
+    kernels for groups of channels take up to three times as long as kernels for one client."""
+    backward = {tuple(node.args[1:3]): node for node in graph.nodes if node.target is aten.convolution_backward.default}
+    for node in [node for node in graph.nodes if _is_of_stack(node, n) and channels_last.is_safe(node, n)]:
+        x, kernels, bias, _, padding, *_ = node.args
+        back = backward.get((x, kernels))
+        if not 1 < shape_of(kernels)[1] < channels_last.WIDE or x.target is not channels_last.fold:
+            continue
+        if back is None or back.args[-1][0] or back.args[-1][2]:
+            continue
+        own_kernels = _kernels(graph, kernels, n)
+        with graph.inserting_before(node):
+            images = graph.call_function(lay_channels_last, x.args)  # of batches alone: it may be computed early
+            images.meta = dict(x.args[0].meta)
+            found = graph.call_function(convolve_folded, (images, own_kernels, bias, padding))
+        found.meta = dict(node.meta)
+        node.replace_all_uses_with(found)
+        for part in list(back.users):
+            with graph.inserting_before(part):
+                whole = graph.call_function(kernel_gradients, (back.args[0], images, own_kernels, padding))
+            whole.meta = dict(part.meta)
+            part.replace_all_uses_with(whole)
+    graph.eliminate_dead_code()
+
+
+def lay_channels_last(x: Tensor) -> Tensor:
+    """[client, row, channel, height, width] with channels last in memory."""
+    return x.permute(_CHANNELS_LAST).contiguous().permute(_CHANNELS_FIRST)
+
+
+def convolve_folded(x: Tensor, kernels: Tensor, bias: Tensor | None, padding: Sequence[int]) -> Tensor:
+    """[row, client * out, height, width], channels last, of x [client, row, in, ...] and kernels [client, out, ...]."""
+    n, n_out = kernels.shape[:2]
+    biases = [None] * n if bias is None else bias.view(n, n_out).unbind()
+    out = None
+    for i, (own, kernel) in enumerate(zip(x.unbind(), kernels.unbind(), strict=True)):
+        found = aten.convolution.default(own, kernel, biases[i], [1, 1], padding, [1, 1], False, [0, 0], 1)
+        found = found.permute(0, 2, 3, 1)
+        if out is None:
+            out = found.new_empty(*found.shape[:3], n, n_out)
+        out[:, :, :, i] = found
+    assert out is not None
+    return out.flatten(3).permute(0, 3, 1, 2)
+
+
+def kernel_gradients(of_output: Tensor, x: Tensor, kernels: Tensor, padding: Sequence[int]) -> Tensor:
+    """[client * out, in, k, k], from the gradient with respect to what `convolve_folded` gives."""
+    options = (None, [1, 1], padding, [1, 1], False, [0, 0], 1, [False, True, False])
+    out = torch.empty_like(kernels)
+    each = of_output.unflatten(1, (len(kernels), -1)).unbind(1)
+    for i, (gradient, own, kernel) in enumerate(zip(each, x.unbind(), kernels.unbind(), strict=True)):
+        laid = gradient.contiguous(memory_format=torch.channels_last)
+        out[i] = aten.convolution_backward.default(laid, own, kernel, *options)[1]
+    return out.flatten(0, 1)
+
+
 def convolve_each(
     x: Tensor,
     kernels: Tensor,
