@@ -40,6 +40,7 @@ class Explanation(BaseModel):
     options: dict[str, Any] = Field({}, description="options of both runs that are others")
     above: str | None = Field(None, description="a method in place of the tuned one; it is run as it stands here")
     below: str | None = Field(None, description="the same for the other side")
+    seeds: int | None = Field(None, ge=2, description="how many seeds are scored, from 0 on, if not as many as else")
 
 
 class Claim(BaseModel):
@@ -146,7 +147,7 @@ class Court:
         for one in claim.explain:
             specs = self._specs(claim, one)
             assert specs is not None
-            runs = [tuple(stage.score(spec, seed, one.options) for spec in specs) for seed in self.plan.scored_on]
+            runs = [tuple(stage.score(spec, seed, one.options) for spec in specs) for seed in self._seeds(one)]
             out.append(_judge_runs(claim, runs, specs))
             if out[-1].verdict == "holds":
                 break
@@ -162,11 +163,14 @@ class Court:
             other = {"equal": claim.equal, "first": specs[0]}
         runs = [
             (stage.known_run(specs[0], seed, first), stage.known_run(specs[1], seed, other))
-            for seed in self.plan.scored_on
+            for seed in self._seeds(change)
         ]
         if any(one is None for pair in runs for one in pair):
             return None
         return _judge_runs(claim, runs, specs)
+
+    def _seeds(self, change: Explanation | None) -> list[int]:
+        return self.plan.scored_on if change is None or change.seeds is None else list(range(change.seeds))
 
     def known_changes(self, claim: Claim) -> dict[str, Finding]:
         """What was changed, in words -> what records say of it."""

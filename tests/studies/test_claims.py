@@ -62,7 +62,8 @@ def test_a_claim_can_be_tested(name):
     plain = make_config(book.scenes[claim.scene])
     assert claim.explain
     for one in claim.explain:
-        assert one.above or one.below or make_config(book.scenes[claim.scene] | one.options) != plain
+        assert one.above or one.below or one.seeds or make_config(book.scenes[claim.scene] | one.options) != plain
+        assert one.seeds is None or not set(range(one.seeds)) & set(PLAN.tuned_on)
         for spec in filter(None, (one.above, one.below)):
             make_method(spec, {}, Solver())
     for side in (claim.above, claim.below):
@@ -178,6 +179,18 @@ def test_the_page_says_what_was_found_and_what_was_not_tried(tested, monkeypatch
     assert court.known_changes(same) == {"one more round": tried}
     empty = Book({"plain": claim_of()}, {"tiny": SCENE})
     assert "Of 1 claims 0 have been run" in page(Court(empty, folder / "none", {}, print, TINY))
+
+
+def test_a_change_may_have_more_seeds(tested):
+    folder, book, found, _ = tested
+    lines: list[str] = []
+    court = Court(book, folder, {"workers": 1}, lines.append, TINY)
+    claim = claim_of(explain=[{"change": "one more seed", "seeds": 3}])
+    assert court.known_changes(claim) == {}
+    (tried,) = court.explain(claim)
+    assert len(lines) == 2 and all("seed=2" in line for line in lines)
+    assert tried.above[:2] == found["plain"].above and len(tried.above) == len(tried.below) == 3
+    assert court.known_changes(claim) == {"one more seed": tried}
 
 
 def test_a_change_may_be_of_a_method(tested):
