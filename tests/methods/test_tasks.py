@@ -92,7 +92,7 @@ def test_metric_of_the_run_is_that_of_rounds_clients_and_comparisons(table, tmp_
     assert summary["personal"]["validated"]["validation_mean"] is not None
 
 
-@pytest.mark.parametrize("executor", ["vectorised", "ray"])
+@pytest.mark.parametrize("executor", ["vectorised", pytest.param("ray", marks=pytest.mark.xdist_group("ray"))])
 def test_workers_change_nothing_of_a_metric(table, executor):
     if executor == "ray" and importlib.util.find_spec("ray") is None:
         pytest.skip("ray is not installed")
