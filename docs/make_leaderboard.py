@@ -108,7 +108,7 @@ def page() -> str:
         "",
         f"All {len(METHODS)} methods on five data sets and three splits, at one small size: `{options}`, the model "
         "mlp, all digits, 3 % of MNIST, Fashion-MNIST and CIFAR-10 (about two thousand rows each), and 20 % of FEMNIST "
-        "(3,763 of the 18,796 images that these runs had, of 62 classes; `labels:2` leaves out more than half of them, "
+        "(3,756 of the 18,796 images that these runs had, of 62 classes; `labels:2` leaves out four fifths of them, "
         "for it gives all clients as many rows). Each method is tuned with "
         f"{PLAN.trials} trials on validation rows of seed {PLAN.tuned_on[0]} (learning rate and its own settings), "
         f"then scored on test rows of seeds {', '.join(map(str, PLAN.scored_on))}. At this size differences of a "
