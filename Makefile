@@ -24,10 +24,10 @@ check: $(VENV)/installed
 	$(BIN)/lint-imports
 
 test: check
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --max-worker-restart 0
 
 test-fast: check
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --max-worker-restart 0 -m "not slow"
 
 clean:
 	rm -rf $(VENV) runs build *.egg-info

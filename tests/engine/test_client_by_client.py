@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import conv2d, max_pool2d, pad, pixel_unshuffle
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from plures import engine
 from plures.engine.passes import client_by_client, winograd
@@ -17,6 +18,9 @@ SHAPES = [
     (2, 3, 4, 8, 7, 7, (7, 7), (2, 2), (3, 3), (1, 1), 1),
     (1, 2, 6, 6, 6, 9, (3, 2), (1, 2), (0, 1), (2, 1), 3),
     (2, 2, 260, 8, 4, 4, (3, 3), (1, 1), (1, 1), (1, 1), 1),  # so many channels that they stay first
+    (3, 4, 4, 6, 8, 8, (1, 1), (2, 2), (0, 0), (1, 1), 1),  # windows of one place, which skip others
+    (2, 3, 6, 4, 9, 8, (1, 1), (3, 2), (1, 2), (1, 1), 2),
+    (1, 2, 6, 3, 5, 7, (1, 1), (1, 2), (0, 0), (2, 2), 1),
 ]
 
 
@@ -37,6 +41,23 @@ def test_is_a_convolution(n, rows, n_in, n_out, height, width, window, stride, p
     for found, exact in zip((out, *both), (wanted, *right), strict=True):
         assert torch.allclose(found, exact, rtol=1e-12, atol=1e-12)
     assert nothing is None and torch.equal(of_x, both[0])
+
+
+def test_windows_of_one_place_have_no_stride_of_their_own():
+    """Kernels that have one write beyond their memory, on some processors, with channels last."""
+    strides = []
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func in (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default):
+                strides.append(args[4 if func is torch.ops.aten.convolution_backward.default else 3])
+            return func(*args, **(kwargs or {}))
+
+    x, kernels = torch.randn(2, 4, 4, 8, 8), torch.randn(2, 6, 4, 1, 1)
+    with Seen():
+        out = client_by_client.convolve_each(x, kernels, None, [2, 2], [0, 0], [1, 1], 1)
+        client_by_client.gradients_each(out, x, kernels, [2, 2], [0, 0], [1, 1], 1, [True, True])
+    assert strides == [[1, 1]] * 4 and out.shape == (2, 4, 6, 4, 4)
 
 
 @pytest.mark.parametrize("n", [1, 3])

@@ -4,6 +4,10 @@ As traced, clients are groups of channels of one convolution. Kernels for groups
 strides are not one, and some of them, with channels last, end the process. The same convolution of a single client is
 one that every library is made for, and what it reads and writes stays in the cache. Between convolutions values lie
 in the order [client, row, height, width, channel]; what stands there, element by element, keeps it.
+
+Windows of one place with a stride read some places and no others. With channels last, torch's kernels for them write
+beyond their memory on processors without AVX-512 (four channels in, six out, a stride of two): numbers are wrong, or
+the process ends. So those places are taken first, and the convolution has no stride.
 """
 
 import math
@@ -117,6 +121,8 @@ def convolve_each(
     """[client, row, out, height, width], from x [client, row, in, height, width], kernels [client, out, in, k, k] and
     bias [client, out]; `groups` are those of one client."""
     out = None
+    if _skips_places(kernels, stride):
+        x, stride, padding = _padded(x, padding)[..., :: stride[0], :: stride[1]], [1, 1], [0, 0]
     options = (stride, padding, dilation, False, [0, 0], groups)
     for i, (own, kernel) in enumerate(zip(x.unbind(), kernels.unbind(), strict=True)):
         found = aten.convolution.default(_laid(own, x.shape[2]), kernel, None if bias is None else bias[i], *options)
@@ -141,6 +147,8 @@ def gradients_each(
     wanted: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None]:
     """With respect to the input and to the kernels, each as `convolve_each` takes it; None for what is not wanted."""
+    if _skips_places(kernels, stride):
+        return _gradients_where_read(of_output, x, kernels, stride, padding, groups, wanted)
     options = (None, stride, padding, dilation, False, [0, 0], groups, [*wanted[:2], False])
     of_x = x.new_empty(len(x), len(x[0]), *x.shape[3:], x.shape[2]) if wanted[0] else None
     of_kernels = torch.empty_like(kernels) if wanted[1] else None
@@ -152,6 +160,36 @@ def gradients_each(
         if of_kernels is not None:
             of_kernels[i] = b
     return None if of_x is None else of_x.permute(_CHANNELS_FIRST), of_kernels
+
+
+def _gradients_where_read(
+    of_output: Tensor,
+    x: Tensor,
+    kernels: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    groups: int,
+    wanted: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None]:
+    """`gradients_each` for windows of one place: the gradient of places that none of them reads is zero."""
+    padded = _padded(x, padding)
+    read = padded[..., :: stride[0], :: stride[1]]
+    of_read, of_kernels = gradients_each(of_output, read, kernels, [1, 1], [0, 0], [1, 1], groups, wanted)
+    if of_read is None:
+        return None, of_kernels
+    of_padded = x.new_zeros([padded.shape[i] for i in _CHANNELS_LAST]).permute(_CHANNELS_FIRST)
+    of_padded[..., :: stride[0], :: stride[1]] = of_read
+    (top, left), (height, width) = padding, x.shape[3:]
+    return of_padded[..., top : top + height, left : left + width], of_kernels
+
+
+def _skips_places(kernels: Tensor, stride: Sequence[int]) -> bool:
+    return tuple(kernels.shape[3:]) == (1, 1) and max(stride) > 1
+
+
+def _padded(x: Tensor, padding: Sequence[int]) -> Tensor:
+    down, across = padding
+    return pad_last(x, [across, across, down, down]) if down or across else x
 
 
 def windows(x: Tensor, height: int, width: int) -> Tensor:
