@@ -15,6 +15,7 @@ Pass = Literal[
     "winograd",
     "embedding-sums",
     "factored-gradients",
+    "in-place",
     "direct-calls",
     "look-ahead",
     "repeats",

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from plures.engine import private
+from plures.engine.passes import in_place
 from plures.engine.passes.embedding_sums import whole_numbers
 
 aten = torch.ops.aten
@@ -72,6 +73,7 @@ class Splitter(NamedTuple):
 
     module: fx.GraphModule
     direct_calls: bool = True
+    in_place: bool = True
 
     def whole(self) -> Any:
         """All of the graph, to be called with its inputs."""
@@ -132,6 +134,8 @@ class Splitter(NamedTuple):
                 copies[node] = new.node_copy(node, lambda n: copies[n])
         new.output(fx.node.map_arg(outputs, lambda n: copies[n]))
         new.eliminate_dead_code()
+        if self.in_place:
+            in_place.apply(new)
         if self.direct_calls:
             for node in new.nodes:
                 node.target = DIRECT.get(node.target, node.target)

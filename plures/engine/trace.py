@@ -74,7 +74,7 @@ def trace_step(
     def compiled(like: list[Tensor]) -> tuple[fx.GraphModule, Splitter, EagerStep]:
         # The number of clients is read off a tensor of the batch: both parts of a split step have it.
         module = _graph(flat, like, dims, engine, True, roles.index("batch") if "batch" in roles else 0)
-        splitter = Splitter(module, engine.has("direct-calls"))
+        splitter = _splitter(module, engine)
         whole = splitter.whole()
 
         def step(values: list[Tensor]) -> LossesAndGradients:
@@ -123,7 +123,7 @@ def trace_values(
     eager: Callable[[list[Tensor]], list[Tensor]], tensors: list[Tensor], dims: Sequence[int | None], engine: Engine
 ) -> Callable[[list[Tensor]], list[Tensor]]:
     """The same for a function that gives some values and no gradients; raises NotTraced."""
-    whole = Splitter(_graph(eager, tensors, dims, engine, False), engine.has("direct-calls")).whole()
+    whole = _splitter(_graph(eager, tensors, dims, engine, False), engine).whole()
 
     def run(values: list[Tensor]) -> list[Tensor]:
         return list(whole(*values))
@@ -131,6 +131,10 @@ def trace_values(
     for n in (1, 2, 3):
         _require_same(eager, run, few_clients(tensors, dims, n))
     return run
+
+
+def _splitter(module: fx.GraphModule, engine: Engine) -> Splitter:
+    return Splitter(module, engine.has("direct-calls"), engine.has("in-place"))
 
 
 def _graph(

@@ -16,6 +16,7 @@ from plures.engine.passes import (
     embedding_sums,
     factored_gradients,
     join_products,
+    pooled,
     winograd,
 )
 
@@ -37,6 +38,7 @@ def apply_all(graph: fx.Graph, n: int, engine: Engine, is_stacked: bool, has_gra
     if engine.has("channels-last"):
         channels_last.apply(graph, n)
         if engine.has("client-by-client"):
+            pooled.apply(graph, n)
             client_by_client.apply_to_first_layers(graph, n)
         if engine.has("winograd"):
             winograd.apply(graph, n)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from plures.engine.passes import channels_last, winograd
+from plures.engine.passes import channels_last, columns, winograd
 from plures.engine.passes.channels_last import VIEWS, shape_of, stacked_source
 
 aten = torch.ops.aten
@@ -45,6 +45,8 @@ def apply(graph: fx.Graph, n: int, with_winograd: bool) -> None:
             _as_products(graph, node, back, n)
         elif with_winograd and winograd.takes(node, n):
             _by_winograd(graph, node, back, n)
+        elif columns.takes(node, n):
+            _by_columns(graph, node, back, n)
         else:
             _each(graph, node, back, n)
     _keep_channels_last(graph, n)
@@ -375,6 +377,20 @@ def _by_winograd(graph: fx.Graph, conv: Any, back: Any, n: int) -> None:
     if back is not None:
         args = (_split(graph, back.args[0], n), *at_points, window, padding)
         _give_gradients(graph, back, winograd.gradients_each, args, n)
+
+
+def _by_columns(graph: fx.Graph, conv: Any, back: Any, n: int) -> None:
+    x, kernels, bias, stride, padding, *_ = conv.args
+    own = (_split(graph, x, n), _kernels(graph, kernels, n))
+    with graph.inserting_before(conv):
+        own_bias = None if bias is None else graph.call_function(split_clients, (bias, 0, n))
+        whole = graph.call_function(columns.convolve_each, (*own, own_bias, stride, padding))
+        found, matrices = [graph.call_function(operator.getitem, (whole, k)) for k in range(2)]
+    _give(graph, conv, found, n)
+    if back is not None:
+        options = (stride, padding, list(back.args[-1][:2]))
+        args = (_split(graph, back.args[0], n), own[0], matrices, own[1], *options)
+        _give_gradients(graph, back, columns.gradients_each, args, n)
 
 
 def _give_gradients(graph: fx.Graph, back: Any, function: Any, args: tuple[Any, ...], n: int) -> None:
