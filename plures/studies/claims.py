@@ -59,7 +59,8 @@ class Claim(BaseModel):
     is_cost: bool = Field(False, description="whether the smaller number is the better one")
     equal: Literal["rounds", "flops"] = Field("rounds", description="what both may spend as much of")
     explain: list[Explanation] = Field(description="what is changed, one thing at a time, until it holds")
-    guess: str = Field(description="what may be the reason if none of that is")
+    shown: str | None = Field(None, description="what the runs with a change show, where none of them makes it hold")
+    guess: str = Field(description="what may be the reason if none of that is, and nothing is shown")
 
 
 class Book(NamedTuple):
@@ -294,6 +295,8 @@ def _details(court: Court, name: str, claim: Claim, found: Finding | None) -> li
             named = [f"`{spec}`" for spec, tuned in zip(one.specs, found.specs, strict=True) if spec != tuned]
             run_as = f", by {' and '.join(named)} as it stands" if named else ""
             out.append(f"  With one change ({change}{run_as}): difference {_interval(one, claim)}, {one.verdict}.")
-        if not any(one.verdict == "holds" for one in tried.values()):
+        if tried and claim.shown is not None:
+            out.append(f"  What these runs show: {claim.shown}")
+        elif not any(one.verdict == "holds" for one in tried.values()):
             out.append(f"  A guess at why: {claim.guess}" if tried else f"  Why is not tried. A guess: {claim.guess}")
     return [*out, ""]

@@ -177,6 +177,8 @@ def test_the_page_says_what_was_found_and_what_was_not_tried(tested, monkeypatch
     assert "With one change (one more round): difference +0.00" in page(court)
     assert "A guess at why: the moon." in page(court)
     assert court.known_changes(same) == {"one more round": tried}
+    court.book = Book({"same": same.model_copy(update={"shown": "they are the same."})}, book.scenes)
+    assert "What these runs show: they are the same." in page(court) and "the moon" not in page(court)
     empty = Book({"plain": claim_of()}, {"tiny": SCENE})
     assert "Of 1 claims 0 have been run" in page(Court(empty, folder / "none", {}, print, TINY))
 
