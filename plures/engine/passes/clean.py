@@ -54,6 +54,7 @@ def apply(graph: fx.Graph, n: int) -> None:
             node.target in (aten.detach.default, aten.alias.default)
             or (same and node.target in (aten.view.default, private.UNSAFE_VIEW, aten.expand.default))
             or (node.target in (aten.mul.Scalar, aten.div.Scalar, aten.pow.Tensor_Scalar) and node.args[1] == 1)
+            or (same and node.target in (aten.mul.Tensor, aten.div.Tensor) and _is_one(node.args[1], node, source))
             or (node.target is aten.permute.default and list(node.args[1]) == sorted(node.args[1]))
         )
         twice = (
@@ -65,6 +66,11 @@ def apply(graph: fx.Graph, n: int) -> None:
             node.replace_all_uses_with(source.args[0] if twice else source)
             graph.erase_node(node)
     graph.eliminate_dead_code()
+
+
+def _is_one(factor: Any, node: fx.Node, source: fx.Node) -> bool:
+    """Whether it is the number one, and not one that makes another type of what it is multiplied with."""
+    return not isinstance(factor, fx.Node) and factor == 1 and node.meta["val"].dtype == source.meta["val"].dtype
 
 
 def _is_sum_that_keeps_axes(node: fx.Node) -> bool:

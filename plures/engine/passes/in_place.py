@@ -26,6 +26,7 @@ _TORCH = {  # kernels that are called by a name of torch's and take `out`, and a
     },
     **{aten.div.Tensor: (torch.div, (0, 1)), aten.mul.Scalar: (torch.mul, (0,)), aten.div.Scalar: (torch.div, (0,))},
     **{aten.add.Scalar: (torch.add, (0,)), aten.sub.Scalar: (torch.sub, (0,)), aten.exp.default: (torch.exp, (0,))},
+    **{aten.baddbmm.default: (torch.baddbmm, (0,))},
     **{aten.tanh.default: (torch.tanh, (0,)), aten.sigmoid.default: (torch.sigmoid, (0,))},
 }
 _BACKWARD = {  # gradients: written over the gradient that they start from

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from plures.engine import private
+
 aten = torch.ops.aten
 
 TRANSPOSES, PRODUCTS = (aten.transpose.int, aten.t.default), (aten.bmm.default, aten.mm.default)
@@ -45,6 +47,7 @@ def apply(graph: fx.Graph, n: int) -> None:
             return [*terms(node.args[0]), *terms(node.args[1])]
         return [node]
 
+    _add_before_views(graph)
     for node in reversed(list(graph.nodes)):
         if node.target is not aten.add.Tensor or node.kwargs or not node.users:
             continue
@@ -69,6 +72,29 @@ def apply(graph: fx.Graph, n: int) -> None:
         node.replace_all_uses_with(joined)
         graph.erase_node(node)  # so that what it added up has no user left, and is not looked at again
     graph.eliminate_dead_code()
+
+
+def _add_before_views(graph: fx.Graph) -> None:
+    """Add what views look at, where it is of one shape and one of the two a product, and take the view of the sum."""
+    views = (aten.view.default, private.UNSAFE_VIEW)
+    for node in list(graph.nodes):
+        if node.target is not aten.add.Tensor or node.kwargs:
+            continue
+        if not all(isinstance(x, fx.Node) and x.target in views and len(x.users) == 1 for x in node.args):
+            continue
+        left, right = (x.args[0] for x in node.args)
+        shape = left.meta["val"].shape
+        is_product = any(x.target is aten.bmm.default and len(x.users) == 1 for x in (left, right))
+        if shape != right.meta["val"].shape or len(shape) != 3 or not is_product:
+            continue
+        with graph.inserting_before(node):
+            total = graph.call_function(aten.add.Tensor, (left, right))
+            view = graph.call_function(aten.view.default, (total, node.args[0].args[1]))
+        total.meta["val"], view.meta["val"] = left.meta["val"], node.meta["val"]
+        before = node.all_input_nodes
+        node.replace_all_uses_with(view)
+        for gone in (node, *before):  # else they would count as readers
+            graph.erase_node(gone)
 
 
 def is_transposed(node: Any) -> bool:
