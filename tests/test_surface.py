@@ -210,13 +210,13 @@ def test_import_of_the_package_is_light():
 
 
 def test_help_comes_at_once():
-    """Half a second on a quiet machine; the best of five, against an interpreter that does nothing."""
+    """In less than half of the time that torch takes to be imported; a third of it on a quiet machine."""
 
     def seconds(*command):
         began = time.perf_counter()
         subprocess.run([sys.executable, *command], check=True, capture_output=True, timeout=60)
         return time.perf_counter() - began
 
-    pairs = [(seconds("-c", "pass"), seconds("-c", SCRIPT, "--help")) for _ in range(5)]
-    nothing, help = map(min, zip(*pairs, strict=True))
-    assert help - nothing < 1.0
+    pairs = [(seconds("-c", "import torch"), seconds("-c", SCRIPT, "--help")) for _ in range(4)]
+    torch, help = map(min, zip(*pairs, strict=True))
+    assert help < 0.5 * torch
