@@ -210,7 +210,7 @@ def test_import_of_the_package_is_light():
 
 
 def test_help_comes_at_once():
-    """In less than half of the time that torch takes to be imported; a third of it on a quiet machine."""
+    """In less than half of the time that torch takes to be imported, however fast the machine is."""
 
     def seconds(*command):
         began = time.perf_counter()
