@@ -163,6 +163,7 @@ def over_all(found: dict[tuple[str, str], Stage]) -> list[str]:
 
 CHECKS = HERE / "results" / "tuned"
 CHECK = Plan(trials=20, tuned_on=[0, 1], scored_on=[2, 3, 4], searched=("lr", "epochs"))
+MORE = list(range(5, 15))  # seeds for methods that are below their default in the mean of those
 CHECKED: dict[str, dict[str, Any]] = {
     "digits": {"data": "digits", "pool_rows": 0},
     "fashion-mnist": {"data": "fashion-mnist", "share": 0.1, "model": "mlp", "pool_rows": 0},
@@ -179,17 +180,43 @@ def check(names: list[str], methods: list[str], data_dir: str | None, workers: i
         stage = stage_of(name, data_dir, workers)
         for method in methods:
             spec = stage.tune(method, "personal")
-            for seed in CHECK.scored_on:
-                stage.score(method, seed)
-                stage.score(spec, seed)
+            for seeds in (CHECK.scored_on, MORE):
+                for seed in seeds:
+                    stage.score(method, seed)
+                    stage.score(spec, seed)
+                gain = gain_of(stage, method, spec, seeds)
+                if gain is None or gain.mean >= 0:
+                    break
 
 
-def scores(stage: Stage, spec: str) -> list[float] | None:
-    """Personal accuracies of the scored seeds, per cent; None if any is missing. A run that failed counts as 0."""
-    found = [stage.known_run(spec, seed) for seed in CHECK.scored_on]
+def gain_of(stage: Stage, method: str, spec: str, seeds: list[int]) -> stats.Spread | None:
+    """Of what was found over the default, in points; None if any seed is missing."""
+    first, second = scores(stage, method, seeds), scores(stage, spec, seeds)
+    if first is None or second is None:
+        return None
+    return stats.spread([b - a for a, b in zip(first, second, strict=True)])
+
+
+def scores(stage: Stage, spec: str, seeds: list[int]) -> list[float] | None:
+    """Personal accuracies of these seeds, per cent; None if any is missing. A run that failed counts as 0."""
+    found = [stage.known_run(spec, seed) for seed in seeds]
     if None in found:
         return None
     return [100 * one["personal"]["mean"] if one and "failed" not in one else 0.0 for one in found]
+
+
+HEADER = ["| method | default | tuned | difference | tuned to | |", "|---|---|---|---|---|---|"]
+
+
+def check_line(stage: Stage, method: str, spec: str, seeds: list[int]) -> tuple[str, str] | None:
+    """The verdict on a method, and its line in the table; None if any seed is missing."""
+    gain = gain_of(stage, method, spec, seeds)
+    if gain is None:
+        return None
+    low, high = gain.mean - gain.half_width, gain.mean + gain.half_width
+    verdict = "better" if low > 0 else "worse" if high < 0 else "as good"
+    means = " | ".join(f"{fmean(scores(stage, each, seeds) or []):.2f}" for each in (method, spec))
+    return verdict, f"| `{method}` | {means} | {gain.mean:+.2f} [{low:+.2f}, {high:+.2f}] | `{spec}` | {verdict} |"
 
 
 def check_page() -> str:
@@ -211,26 +238,23 @@ def check_page() -> str:
         lines += [
             f"## {name}",
             "",
-            "| method | default | tuned | difference | tuned to | |",
-            "|---|---|---|---|---|---|",
+            *HEADER,
         ]
         counts = {"better": 0, "as good": 0, "worse": 0}
-        below = []
+        below, again = [], []
         for method in METHODS:
             spec = stage.known_spec(method, "personal")
-            first, second = scores(stage, method), None if spec is None else scores(stage, spec)
-            if first is None or second is None:
+            line = None if spec is None else check_line(stage, method, spec, CHECK.scored_on)
+            if spec is None or line is None:
                 continue
-            gain = stats.spread([b - a for a, b in zip(first, second, strict=True)])
-            low, high = gain.mean - gain.half_width, gain.mean + gain.half_width
-            verdict = "better" if low > 0 else "worse" if high < 0 else "as good"
+            verdict, text = line
+            lines.append(text)
             counts[verdict] += 1
-            if gain.mean < 0:
+            gain = gain_of(stage, method, spec, CHECK.scored_on)
+            if gain is not None and gain.mean < 0:
                 below.append(f"`{method}`")
-            means = " | ".join(f"{stats.spread(x).mean:.2f}" for x in (first, second))
-            lines.append(
-                f"| `{method}` | {means} | {gain.mean:+.2f} [{low:+.2f}, {high:+.2f}] | `{spec}` | {verdict} |"
-            )
+                more = check_line(stage, method, spec, MORE)
+                again += [] if more is None else [more[1]]
         n = sum(counts.values())
         told = ", ".join(f"{count} {word}" for word, count in counts.items())
         lines += [
@@ -239,6 +263,8 @@ def check_page() -> str:
             f"{', '.join(below) or 'none'}.",
             "",
         ]
+        if again:
+            lines += [f"Those below, on {len(MORE)} other seeds, {MORE[0]} to {MORE[-1]}:", "", *HEADER, *again, ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
