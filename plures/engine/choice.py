@@ -15,6 +15,7 @@ Pass = Literal[
     "winograd",
     "embedding-sums",
     "factored-gradients",
+    "products",
     "in-place",
     "direct-calls",
     "look-ahead",

@@ -74,6 +74,12 @@ EMBEDDING_BAG = _kernel("_embedding_bag_forward_only")
 log_softmax = _name("torch._log_softmax")
 log_softmax_backward = _name("torch._log_softmax_backward_data")
 
+# Kernels of oneDNN. Without: products stay with torch's own.
+linear = _name("torch.ops.mkldnn._linear_pointwise.default")
+convolve_packed = _name("torch.ops.mkldnn._convolution_pointwise.default")
+pack_convolution = _name("torch.ops.mkldnn._reorder_convolution_weight.default")
+has_onednn = None not in (linear, convolve_packed, pack_convolution)
+
 
 def why_not_traced() -> str:
     """Why no step can be traced with this torch; empty if steps can."""

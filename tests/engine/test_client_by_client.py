@@ -24,6 +24,9 @@ SHAPES = [
 ]
 
 
+pytestmark = pytest.mark.usefixtures("by_mkl")  # where more convolutions are rewritten
+
+
 @pytest.mark.parametrize("n, rows, n_in, n_out, height, width, window, stride, padding, dilation, groups", SHAPES)
 def test_is_a_convolution(n, rows, n_in, n_out, height, width, window, stride, padding, dilation, groups):
     torch.manual_seed(0)

@@ -18,6 +18,9 @@ SHAPES = [
 ]
 
 
+pytestmark = pytest.mark.usefixtures("by_mkl")  # where more convolutions are rewritten
+
+
 @pytest.mark.parametrize("with_bias", [True, False])
 @pytest.mark.parametrize("n, rows, n_in, n_out, height, width, window, stride, padding", SHAPES)
 def test_is_a_convolution(n, rows, n_in, n_out, height, width, window, stride, padding, with_bias):

@@ -22,6 +22,9 @@ SHAPES = [
 ]
 
 
+pytestmark = pytest.mark.usefixtures("by_mkl")  # where more convolutions are rewritten
+
+
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-13), (torch.float32, 2e-5)])
 @pytest.mark.parametrize("rows, n, n_in, n_out, height, width, k, padding", SHAPES)
 def test_is_a_convolution(rows, n, n_in, n_out, height, width, k, padding, dtype, tolerance):

@@ -17,6 +17,7 @@ from plures.engine.passes import (
     factored_gradients,
     join_products,
     pooled,
+    products,
     winograd,
 )
 
@@ -48,3 +49,5 @@ def apply_all(graph: fx.Graph, n: int, engine: Engine, is_stacked: bool, has_gra
         factored_gradients.apply(graph, n)
     if engine.has("clean"):
         clean.apply(graph, n)
+    if engine.has("products"):
+        products.apply(graph, n)

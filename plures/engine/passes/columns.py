@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from plures.engine import onednn
 from plures.engine.passes.channels_last import shape_of
 
 MANY = 256  # channels that come out
@@ -22,11 +23,17 @@ def takes(conv: Any, n: int) -> bool:
     """Whether a convolution of a stack of n clients is one that is replaced."""
     n_out, _, *window = shape_of(conv.args[1])
     dilation, transposed, groups = conv.args[5], conv.args[6], conv.args[8]
-    return groups == n and not transposed and set(dilation) == {1} and max(window) > 1 and n_out // n >= MANY
+    many = 2 * MANY if onednn.is_faster() else MANY  # there, kernels for convolutions reach more of the speed of a core
+    return groups == n and not transposed and set(dilation) == {1} and max(window) > 1 and n_out // n >= many
 
 
 def convolve_each(
-    x: Tensor, kernels: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int]
+    x: Tensor,
+    kernels: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    by_onednn: bool = False,
 ) -> tuple[Tensor, list[Tensor]]:
     """[client, row, out, height, width], channels last, from x [client, row, in, height, width], kernels
     [client, out, in, k, k] and bias [client, out]; and the matrices of windows, listed by client, for the gradients."""
@@ -37,7 +44,9 @@ def convolve_each(
     out = x.new_empty(n, rows * down * across, n_out)
     for i, (own, kernel) in enumerate(zip(matrices, kernels.unbind(), strict=True)):
         flat = kernel.reshape(n_out, -1).t()
-        if bias is None:
+        if by_onednn:
+            out[i] = onednn.multiply(own, flat, None if bias is None else bias[i])
+        elif bias is None:
             torch.mm(own, flat, out=out[i])
         else:
             torch.addmm(bias[i], own, flat, out=out[i])
@@ -52,19 +61,22 @@ def gradients_each(
     stride: Sequence[int],
     padding: Sequence[int],
     wanted: Sequence[bool],
+    by_onednn: bool = False,
 ) -> tuple[Tensor | None, Tensor | None]:
     """With respect to the input and to the kernels, each as `convolve_each` takes it; None for what is not wanted."""
     n, rows, n_out, down, across = of_output.shape
     (n_in, *window), (height, width) = kernels.shape[2:], x.shape[3:]
     (top, left), padded = padding, [size + 2 * by for size, by in zip((height, width), padding, strict=True)]
+    multiply = onednn.multiply if by_onednn else torch.mm
     of_x = x.new_zeros(n, rows, *padded, n_in) if wanted[0] else None
     of_kernels = torch.empty(kernels.shape, dtype=kernels.dtype) if wanted[1] else None
     for i, (gradient, own, kernel) in enumerate(zip(of_output.unbind(), matrices, kernels.unbind(), strict=True)):
         flat = gradient.permute(0, 2, 3, 1).reshape(-1, n_out)
         if of_kernels is not None:
-            torch.mm(flat.t(), own, out=of_kernels[i].view(n_out, -1))
+            to = of_kernels[i].view(n_out, -1)
+            to.copy_(onednn.multiply(flat.t(), own)) if by_onednn else torch.mm(flat.t(), own, out=to)
         if of_x is not None:
-            of_windows = torch.mm(flat, kernel.reshape(n_out, -1)).view(rows, down, across, n_in, *window)
+            of_windows = multiply(flat, kernel.reshape(n_out, -1)).view(rows, down, across, n_in, *window)
             add_windows(of_x[i], of_windows, stride)
     if of_x is None:
         return None, of_kernels

@@ -6,7 +6,7 @@ A1 B1 + A2 B2 + ... is [A1 A2 ...] [B1; B2; ...], and something plus a product i
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from plures.engine import private
 
@@ -55,8 +55,9 @@ def apply(graph: fx.Graph, n: int) -> None:
         if len(added) > 2 and all(map(is_product, added)):
             with graph.inserting_before(node):
                 pairs = [factors(term) for term in added]
-                left = graph.call_function(aten.cat.default, ([transposed(a) for a, _ in pairs], -2))
-                right = graph.call_function(aten.cat.default, ([b for _, b in pairs], -2))
+                left, right = (
+                    _side_by_side(graph, x) for x in ([transposed(a) for a, _ in pairs], [b for _, b in pairs])
+                )
                 target = aten.bmm.default if node.meta["val"].dim() == 3 else aten.mm.default
                 joined = graph.call_function(target, (transposed(left), right))
         elif any(map(is_product, node.args)) and node.meta["val"].dim() == 3:
@@ -72,6 +73,15 @@ def apply(graph: fx.Graph, n: int) -> None:
         node.replace_all_uses_with(joined)
         graph.erase_node(node)  # so that what it added up has no user left, and is not looked at again
     graph.eliminate_dead_code()
+
+
+def _side_by_side(graph: fx.Graph, matrices: list[Any]) -> fx.Node:
+    """Matrices below each other, as one; it says its shape, if all of them do."""
+    joined = graph.call_function(aten.cat.default, (matrices, -2))
+    values = [value for x in matrices if (value := value_of(x)) is not None]
+    if len(values) == len(matrices):
+        joined.meta["val"] = torch.cat(values, -2)
+    return joined
 
 
 def _add_before_views(graph: fx.Graph) -> None:
@@ -106,3 +116,12 @@ def is_transposed(node: Any) -> bool:
         return True
     n_axes = value.dim()
     return {axis % n_axes for axis in node.args[1:]} == {n_axes - 2, n_axes - 1}
+
+
+def value_of(node: Any) -> Tensor | None:
+    """What a node gives, without memory; a transpose that a pass has made is known by what it transposes."""
+    found = node.meta.get("val") if isinstance(node, fx.Node) else None
+    if found is None and is_transposed(node):
+        inner = value_of(node.args[0])
+        found = None if inner is None else inner.transpose(-2, -1)
+    return found if isinstance(found, Tensor) else None

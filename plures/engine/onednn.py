@@ -1,0 +1,108 @@
+"""Products of matrices by oneDNN, one client after another, and whether they are faster here than torch's own.
+
+torch multiplies matrices in single precision by MKL, which uses the widest registers of a processor (AVX-512) only if
+Intel made it. oneDNN, by which torch runs convolutions, uses them wherever they are, and is then about twice as fast. A
+call of it takes some microseconds more.
+"""
+
+import functools
+import platform
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from plures.engine import private
+from plures.engine.gradients import Product
+
+WIDEST = "AVX512"
+INTEL = "GenuineIntel"
+
+
+@functools.cache
+def is_faster() -> bool:
+    """Whether oneDNN multiplies large matrices faster than MKL does, on this machine."""
+    has_widest = private.has_onednn and torch.backends.cpu.get_cpu_capability() == WIDEST
+    return has_widest and _maker() not in (INTEL, "")  # of an unknown one nothing is known
+
+
+def _maker() -> str:
+    """Who made the processor; empty if that cannot be told."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return ""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("vendor_id")), "")
+
+
+def multiply(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    """a b, of [i, k] and [k, j] however they lie, plus a bias [j]."""
+    found: Tensor = private.linear(a, b.t(), bias, "none", [], "")
+    return found
+
+
+def add_multiply(to: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """[i, k] times [k, j], added to what has their shape or can be spread to it."""
+    return multiply(a, b, to) if to.shape == b.shape[1:] else multiply(a, b).add_(to)
+
+
+def multiply_each(a: Tensor, b: Tensor) -> Tensor:
+    """[client, i, k] times [client, k, j]."""
+    if len(a) == 1:
+        return multiply(a[0], b[0])[None]
+    out = a.new_empty(len(a), a.shape[1], b.shape[2])
+    for own, left, right in zip(out.unbind(), a.unbind(), b.unbind(), strict=True):
+        own.copy_(multiply(left, right))
+    return out
+
+
+def add_multiply_each(to: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """The same, added to [client or 1, i or 1, j or 1]."""
+    out = a.new_empty(len(a), a.shape[1], b.shape[2])
+    each = to.expand(len(a), -1, -1).unbind()
+    for own, more, left, right in zip(out.unbind(), each, a.unbind(), b.unbind(), strict=True):
+        torch.add(multiply(left, right), more, out=own)
+    return out
+
+
+def pack(right: Tensor, rows: int) -> Tensor:
+    """[client, k, j] as `multiply_packed` reads it; `rows` is how many rows it will be multiplied with.
+
+    To bring matrices into that order takes as long as to multiply them with a few rows. They are the kernels of a
+    convolution whose windows are single places; clients are groups of its channels.
+    """
+    n, inner, wide = right.shape
+    kernels = right.transpose(1, 2).reshape(n * wide, inner, 1, 1)
+    packed: Tensor = private.pack_convolution(kernels, [0, 0], [1, 1], [1, 1], n, [1, n * inner, rows, 1])
+    return packed
+
+
+def multiply_packed(a: Tensor, packed: Tensor) -> Tensor:
+    """[client, i, k] times what was packed; in memory clients of the result lie side by side, row by row."""
+    n, rows, inner = a.shape
+    width = n * inner
+    laid = a.transpose(0, 1).contiguous()
+    image = laid.as_strided((1, width, rows, 1), (rows * width, 1, width, width))  # channels last
+    found = private.convolve_packed(image, packed, None, [0, 0], [1, 1], [1, 1], n, "none", [], "")
+    wide = found.shape[1] // n
+    return found.as_strided((n, rows, wide), (wide, n * wide, 1))
+
+
+def add_multiply_packed(to: Tensor, a: Tensor, packed: Tensor) -> Tensor:
+    """The same, added to what can be spread to its shape."""
+    return multiply_packed(a, packed).add_(to)
+
+
+class LargeProduct(Product):
+    """A gradient that is a large product, not yet computed."""
+
+    __slots__ = ()
+
+    def dense(self) -> Tensor:
+        return multiply_each(self.left, self.right)
+
+    def add_to(self, weights: Tensor, factor: float) -> None:
+        for own, left, right in zip(weights.unbind(), self.left.unbind(), self.right.unbind(), strict=True):
+            own.add_(multiply(left, right), alpha=factor)
