@@ -15,6 +15,7 @@ from plures.engine.choice import Engine, Meter, Usage, count, count_flops, curre
 from plures.engine.costs import GROUP_BYTES, Cost, Size, convolutions, cost_of, is_faster_alone
 from plures.engine.eager import Signature, over_clients
 from plures.engine.gradients import Gradient
+from plures.engine.late import Late
 from plures.engine.operation import per_client
 from plures.engine.private import KernelCount
 from plures.engine.steps import Live, Step, Steps
@@ -26,6 +27,7 @@ __all__ = [
     "Engine",
     "Gradient",
     "KernelCount",
+    "Late",
     "Live",
     "Meter",
     "Signature",

@@ -16,6 +16,7 @@ Pass = Literal[
     "embedding-sums",
     "factored-gradients",
     "products",
+    "late-updates",
     "in-place",
     "direct-calls",
     "look-ahead",

@@ -5,6 +5,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from plures.engine import onednn
+from plures.engine.late import Late, Weights
+
 
 class Product(NamedTuple):
     """A gradient that is a product of matrices, not yet computed: it is added to the weights while it is computed."""
@@ -16,9 +19,28 @@ class Product(NamedTuple):
         """The gradient as a tensor."""
         return torch.bmm(self.left, self.right)
 
-    def add_to(self, weights: Tensor, factor: float) -> None:
+    def add_to(self, weights: Weights, factor: float) -> None:
         """weights += factor * gradient"""
-        weights.baddbmm_(self.left, self.right, alpha=factor)
+        if isinstance(weights, Late):
+            weights.keep(self.left, self.right, factor)
+        else:
+            weights.baddbmm_(self.left, self.right, alpha=factor)
+
+
+class LargeProduct(Product):
+    """A large product, which oneDNN computes faster."""
+
+    __slots__ = ()
+
+    def dense(self) -> Tensor:
+        return onednn.multiply_each(self.left, self.right)
+
+    def add_to(self, weights: Weights, factor: float) -> None:
+        if isinstance(weights, Late):
+            weights.keep(self.left, self.right, factor)
+            return
+        for own, left, right in zip(weights.unbind(), self.left.unbind(), self.right.unbind(), strict=True):
+            own.add_(onednn.multiply(left, right), alpha=factor)
 
 
 class Scattered(NamedTuple):

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from plures.engine import private
-from plures.engine.gradients import Product
 
 WIDEST = "AVX512"
 INTEL = "GenuineIntel"
@@ -24,6 +23,11 @@ def is_faster() -> bool:
     """Whether oneDNN multiplies large matrices faster than MKL does, on this machine."""
     has_widest = private.has_onednn and torch.backends.cpu.get_cpu_capability() == WIDEST
     return has_widest and _maker() not in (INTEL, "")  # of an unknown one nothing is known
+
+
+def takes(x: Tensor) -> bool:
+    """Whether products with such a matrix are run here: of other numbers than single precision none is."""
+    return x.dtype == torch.float32 and is_faster()
 
 
 def _maker() -> str:
@@ -93,16 +97,3 @@ def multiply_packed(a: Tensor, packed: Tensor) -> Tensor:
 def add_multiply_packed(to: Tensor, a: Tensor, packed: Tensor) -> Tensor:
     """The same, added to what can be spread to its shape."""
     return multiply_packed(a, packed).add_(to)
-
-
-class LargeProduct(Product):
-    """A gradient that is a large product, not yet computed."""
-
-    __slots__ = ()
-
-    def dense(self) -> Tensor:
-        return multiply_each(self.left, self.right)
-
-    def add_to(self, weights: Tensor, factor: float) -> None:
-        for own, left, right in zip(weights.unbind(), self.left.unbind(), self.right.unbind(), strict=True):
-            own.add_(multiply(left, right), alpha=factor)

@@ -14,6 +14,7 @@ from torch import Tensor
 from plures.data.batches import Batches
 from plures.engine.eager import LossesAndGradients
 from plures.engine.gradients import Gradient
+from plures.engine.late import Late, most_rows
 from plures.engine.passes import winograd
 from plures.engine.split import Parts
 from plures.engine.trace import EagerStep
@@ -25,7 +26,7 @@ AHEAD_BYTES = 2 << 20  # of batches to come: few enough steps that they stay in 
 class Live(NamedTuple):
     """The clients of a stack that take a step: their weights, what they are given, and their places."""
 
-    params: list[Tensor]
+    params: list[Any]  # tensors, or `Late`
     given: list[Tensor]
     counts: Tensor  # [client, class]
     place: np.ndarray  # [client], in the plan
@@ -50,6 +51,7 @@ class Step(NamedTuple):
     look_ahead: Parts | None = None
     repeat: Parts | None = None
     taps_first: Sequence[int] = ()
+    late: Sequence[int] = ()  # parameters that may be `Late`
     notes: tuple[str, ...] = ()  # what could not be made faster, and why
 
     def __call__(self, tensors: list[Tensor]) -> LossesAndGradients:
@@ -58,6 +60,17 @@ class Step(NamedTuple):
     def arrange(self, params: list[Tensor]) -> list[Tensor]:
         """The parameters in the order in memory that this step is fastest with."""
         return [winograd.taps_first(x) if i in self.taps_first else x for i, x in enumerate(params)]
+
+    def start_late(self, params: list[Tensor], are_same: Sequence[bool], n_rows: int) -> dict[int, Late]:
+        """The parameters, by their places, whose updates are best added in the end.
+
+        are_same: which of them all clients start from. n_rows: in all batches of a client that are to come.
+        """
+        return {
+            i: Late(params[i][0].clone(), len(params[i]), n_rows)
+            for i in self.late
+            if are_same[i] and n_rows <= most_rows(*params[i].shape[1:])
+        }
 
     def over(self, batches: Batches, loss_sum: Tensor | None) -> Steps:
         """The steps of a fit over these batches. Losses left for later are added to `loss_sum`; None: none are left."""

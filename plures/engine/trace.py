@@ -19,7 +19,8 @@ from plures.engine import private
 from plures.engine.choice import Engine
 from plures.engine.eager import LossesAndGradients
 from plures.engine.gradients import dense
-from plures.engine.passes import apply_all, winograd
+from plures.engine.late import Late
+from plures.engine.passes import apply_all, late_updates, winograd
 from plures.engine.record import record
 from plures.engine.split import Parts, Splitter
 
@@ -46,6 +47,7 @@ class Traced(NamedTuple):
     look_ahead: Parts | None  # early is what batches give before they meet a weight: many steps at once
     repeat: Parts | None  # early is what batches give before they meet what is trained: once for a batch
     taps_first: Sequence[int]  # kernels that the step reads fastest as `winograd.taps_first` lays them
+    late: Sequence[int]  # weights that may be `Late`
     notes: tuple[str, ...] = ()  # what could not be made faster, and why
 
 
@@ -116,7 +118,10 @@ def trace_step(
     look_ahead = split({"batch", "drawn"}, set(), True) if engine.has("look-ahead") else None
     repeat = split({"batch"}, {"given"}, False) if repeats and engine.has("repeats") else None
     taps_first = winograd.kernels_with_taps_first(module.graph)
-    return Traced(step, look_ahead, repeat, taps_first, tuple(notes))
+    late = late_updates.found_in(module.graph)
+    if late:
+        _require_same_late(step, few_clients(tensors, dims, 3), late)
+    return Traced(step, look_ahead, repeat, taps_first, late, tuple(notes))
 
 
 def trace_values(
@@ -270,6 +275,18 @@ def _require_same_parts(
         return parts.after(twice, [torch.cat([torch.zeros_like(x), x]) for x in left])[n:], gradients
 
     _require_same(_in_a_row(step), _in_a_row(in_parts), values)
+
+
+def _require_same_late(step: EagerStep, values: list[Tensor], late: Sequence[int]) -> None:
+    """Raises NotTraced if a step depends on whether updates have been added to weights or are kept beside them."""
+    with_late: list[Any] = list(values)
+    for i in late:
+        n = len(values[i])
+        with_late[i] = Late(values[i][0], n, 2)
+        with_late[i].keep(values[i][:, :, :1], values[i][:, :1], 0.1)
+        values = [*values[:i], values[i][:1].repeat(n, 1, 1), *values[i + 1 :]]
+        with_late[i].settle(values[i])
+    _require_same(lambda _: _in_a_row(step)(values), lambda _: _in_a_row(step)(with_late), values)
 
 
 def name_of(value: Any) -> Hashable:

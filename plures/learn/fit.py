@@ -168,6 +168,7 @@ class _Planned(NamedTuple):
     """A stack whose clients are sorted by number of steps, longest first, and their batches."""
 
     params: list[Tensor]  # in memory of their own: they are changed in place
+    are_same: list[bool]  # whether all clients start from the same parameter
     given: list[Tensor]
     given_dims: tuple[int | None, ...]
     round: int
@@ -202,7 +203,10 @@ def _plan(
     params = [x.clone() if is_sorted else x[order] for x in stack.params]
     given = [sort(x) if d == 0 else x for x, d in zip(stack.given, stack.given_dims, strict=True)]
     batches = Batches(shard.x, shard.y, sort(shard.counts), plan)
-    return _Planned(params, given, stack.given_dims, int(shard.round.max()), batches, None if is_sorted else order)
+    are_same = [x.stride(0) == 0 for x in stack.params]
+    return _Planned(
+        params, are_same, given, stack.given_dims, int(shard.round.max()), batches, None if is_sorted else order
+    )
 
 
 def _paces(params: Tree, solver: Solver) -> tuple[float, ...]:
@@ -243,8 +247,10 @@ class _Training:
         step = engine.compile_step(self.objective, self.signature, example, not self.solver.shuffle, compiled)
         stopping = _Stopping(self.solver.stop, plan.n_steps, plan.steps_per_epoch) if self.solver.stop else None
         steps = step.over(batches, self.loss_sum if stopping is None else None)
-        self.whole = self.params = step.arrange(self.whole)
+        self.whole = step.arrange(self.whole)
+        self.params: list[Any] = self.whole  # of the clients still training
         self.optimizer = StackOptimizer(self.solver, self.params)
+        late = self._start_late(step) if stopping is None else {}
         is_statistic = tree.are_statistics(tree.unflatten(self.whole, self.signature.params_spec))
         lr = self.solver.rate_of(self.planned.round)
         n_done = 0
@@ -269,8 +275,19 @@ class _Training:
         tensors = params_of_one, Batch(*[x[:1] for x in batch]), given_of_one
         _count_flops(self.objective, self.signature, batches.n_full(taken), *tensors, with_gradients=True)
         self._keep(np.zeros(0, np.int64))
+        for i, weights in late.items():
+            weights.settle(self.whole[i])
         n_steps = self._index(taken)
         return [*self.whole, self.loss_sum / n_steps.clamp(min=1), n_steps]
+
+    def _start_late(self, step: engine.Step) -> dict[int, engine.Late]:
+        """The parameters whose updates are added in the end, by their places."""
+        if not self.optimizer.only_adds:
+            return {}
+        n_rows = len(self.plan.live) * self.plan.mask.shape[1]
+        late = step.start_late(self.whole, self.planned.are_same, n_rows)
+        self.params = [late.get(i, x) for i, x in enumerate(self.whole)]
+        return late
 
     def _index(self, numbers: np.ndarray) -> Tensor:
         """Whole numbers where the tensors are."""

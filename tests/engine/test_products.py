@@ -6,7 +6,7 @@ from torch import nn
 
 from plures import engine
 from plures.engine import onednn, private
-from plures.engine.gradients import Product
+from plures.engine.gradients import LargeProduct, Product
 from plures.engine.passes import columns, products, winograd
 from tests.engine.test_channels_last import trained
 
@@ -50,9 +50,9 @@ def test_large_gradient_is_added_as_any_other():
     weights = torch.randn(3, 20, 30)
     plain, large = weights.clone(), weights.clone()
     Product(left, right).add_to(plain, -0.1)
-    onednn.LargeProduct(left, right).add_to(large, -0.1)
+    LargeProduct(left, right).add_to(large, -0.1)
     assert are_close(large, plain.double())
-    assert are_close(onednn.LargeProduct(left, right).dense(), torch.bmm(left.double(), right.double()))
+    assert are_close(LargeProduct(left, right).dense(), torch.bmm(left.double(), right.double()))
 
 
 def seen_targets(monkeypatch):
@@ -86,7 +86,7 @@ def test_large_products_of_a_step_are_rewritten_and_train_as_one_client_after_an
     stacked = trained(f"{__name__}:Wide", "vectorised")
     assert [step.why_eager for step in engine._steps.values()] == [""]
     of_step = graphs[0]
-    assert onednn.add_multiply_each in of_step and onednn.LargeProduct in of_step
+    assert onednn.add_multiply_each in of_step and LargeProduct in of_step
     assert torch.ops.aten.baddbmm.default in of_step and Product in of_step  # the head
     alone = trained(f"{__name__}:Wide", "one_by_one")
     for key, x in alone.items():

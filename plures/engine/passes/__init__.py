@@ -16,6 +16,7 @@ from plures.engine.passes import (
     embedding_sums,
     factored_gradients,
     join_products,
+    late_updates,
     pooled,
     products,
     winograd,
@@ -51,3 +52,5 @@ def apply_all(graph: fx.Graph, n: int, engine: Engine, is_stacked: bool, has_gra
         clean.apply(graph, n)
     if engine.has("products"):
         products.apply(graph, n)
+    if engine.has("late-updates") and has_gradients:
+        late_updates.apply(graph, n)

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from plures.engine import onednn
-from plures.engine.gradients import Product
+from plures.engine.gradients import LargeProduct, Product
 from plures.engine.passes import columns
 from plures.engine.passes.join_products import is_transposed, value_of
 
@@ -26,7 +26,7 @@ _REWRITTEN: dict[Any, tuple[Any, int]] = {  # kernel -> what replaces it, and wh
     aten.addmm.default: (onednn.add_multiply, 1),
     aten.bmm.default: (onednn.multiply_each, 0),
     aten.baddbmm.default: (onednn.add_multiply_each, 1),
-    Product: (onednn.LargeProduct, 0),
+    Product: (LargeProduct, 0),
 }
 
 _BY_PACKED: dict[Any, Any] = {
