@@ -123,3 +123,22 @@ def test_folding_puts_stacked_clients_last_and_back_without_a_copy():
     back = channels_last.unfold(folded, 2)
     assert torch.equal(back, x) and back.data_ptr() == folded.data_ptr()
     assert channels_last.fold(back).data_ptr() == folded.data_ptr()
+
+
+@pytest.mark.parametrize("x_last", [True, False])
+@pytest.mark.parametrize("gradient_last", [True, False])
+def test_gradients_of_a_group_norm_do_not_depend_on_how_tensors_lie(x_last, gradient_last):
+    torch.manual_seed(0)
+    x = torch.randn(10, 16, 8, 8, requires_grad=True)
+    weight, bias = torch.randn(16, requires_grad=True), torch.randn(16, requires_grad=True)
+    of_output = torch.randn(10, 16, 8, 8)
+    wanted = torch.autograd.grad(nn.functional.group_norm(x, 4, weight, bias), (x, weight, bias), of_output)
+    own, gradient = (
+        (each.contiguous(memory_format=torch.channels_last) if last else each)
+        for each, last in ((x.detach(), x_last), (of_output, gradient_last))
+    )
+    with torch.no_grad():
+        _, mean, scale = torch.ops.aten.native_group_norm.default(own, weight, bias, 10, 16, 64, 4, 1e-5)
+        sizes = (10, 16, 64, 4, [True, True, True])
+        found = channels_last.group_norm_gradients(gradient, own, mean, scale, weight, *sizes)
+    assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-4) for a, b in zip(found, wanted, strict=True))

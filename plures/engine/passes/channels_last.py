@@ -83,10 +83,19 @@ def _channels_last_of_one(graph: fx.Graph, convolutions: list[Any]) -> None:
 
 
 def reshape_views(graph: fx.Graph) -> None:
-    """A view of a tensor that lies otherwise may have to move numbers."""
+    """What depends on how tensors lie: a view of one that lies otherwise may have to move numbers."""
     for node in graph.nodes:
         if node.target in VIEWS:
             node.target = torch.reshape
+        elif node.target is aten.native_group_norm_backward.default:
+            node.target = group_norm_gradients
+
+
+def group_norm_gradients(of_output: Tensor, x: Tensor, *others: Any) -> Any:
+    """As torch's kernel, which gives wrong numbers if one of the two lies with channels last and the other does not."""
+    last = x.is_contiguous(memory_format=torch.channels_last)
+    laid = of_output.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+    return aten.native_group_norm_backward.default(laid, x if last else x.contiguous(), *others)
 
 
 def is_safe(conv: Any, n_groups: int) -> bool:
