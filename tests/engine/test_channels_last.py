@@ -4,13 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from plures import engine, tree
+from plures import engine
 from plures.engine.passes import channels_last
-from plures.methods.messages import Same
-from plures.runs.config import make_config
-from plures.runs.scene import make_scene
-from plures.simulate.stacking import run_group
-from plures.simulate.work import train_function
+from tests.engine.stacks import assert_trains_as_alone, seen_after, trained
 
 
 class Plain(nn.Module):
@@ -59,34 +55,14 @@ class Residual(nn.Module):
         return self.head((x + self.second(x)).mean((2, 3)))
 
 
-def trained(model, style, n=3):
-    scene = make_scene(make_config({"method": "fedavg", "model": model, "clients": n, "partition": "iid", "steps": 3}))
-    task, method = scene.task, scene.method
-    state = tree.map(lambda x: torch.stack([x] * n), method.init_client(task, task.initial))
-    shards = scene.population.shards(range(n), "train", "train", 0)
-    return run_group(style, train_function(method, task), Same(task.initial), state, shards)[1]
-
-
 @pytest.mark.parametrize("name, n_pools", [("Plain", 2), ("Strided", 1), ("Residual", 1)])
 def test_rewritten_step_trains_as_one_client_after_another(name, n_pools, monkeypatch):
-    rewritten = []
-    real = channels_last.apply
-
-    def seen(graph, prime):
-        real(graph, prime)
-        rewritten.append([node.target for node in graph.nodes])
-
-    monkeypatch.setattr(channels_last, "apply", seen)
-    engine._steps.clear()
-    stacked = trained(f"{__name__}:{name}", "vectorised")
+    rewritten = seen_after(monkeypatch, channels_last)
+    assert_trains_as_alone(f"{__name__}:{name}")
     (targets,) = rewritten
     assert (
         channels_last.fold in targets and targets.count(channels_last.unfold) == 2 * n_pools
     )  # of pools and of their gradients
-    assert [step.why_eager for step in engine._steps.values()] == [""]
-    alone = trained(f"{__name__}:{name}", "one_by_one")
-    for key, x in alone.items():
-        assert torch.allclose(x, stacked[key], rtol=1e-4, atol=1e-6), key
 
 
 class Odd(nn.Module):
@@ -102,17 +78,11 @@ class Odd(nn.Module):
 
 
 def test_other_convolutions_are_left_as_they_are(monkeypatch):
-    rewritten = []
-    real = channels_last.apply
-
-    def seen(graph, prime):
-        real(graph, prime)
-        rewritten.append(any(node.target is channels_last.fold for node in graph.nodes))
-
-    monkeypatch.setattr(channels_last, "apply", seen)
+    rewritten = seen_after(monkeypatch, channels_last)
     engine._steps.clear()
     trained(f"{__name__}:Odd", "vectorised")
-    assert rewritten == [False]
+    (targets,) = rewritten
+    assert channels_last.fold not in targets
 
 
 def test_folding_puts_stacked_clients_last_and_back_without_a_copy():

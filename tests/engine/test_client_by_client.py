@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from plures import engine
 from plures.engine.passes import client_by_client, winograd
-from tests.engine.test_channels_last import trained
+from tests.engine.stacks import assert_trains_as_alone, seen_after, trained
 
 # clients, rows, in, out, height, width, window, stride, padding, dilation, groups of one client
 SHAPES = [
@@ -152,24 +152,11 @@ class Wide(nn.Module):
 
 @pytest.mark.parametrize("model", [Strided, Grouped, Patches, Wide])
 def test_rewritten_step_trains_as_one_client_after_another(model, monkeypatch):
-    rewritten = []
-    real = client_by_client.apply
-
-    def seen(graph, prime, with_winograd):
-        real(graph, prime, with_winograd)
-        rewritten.append([node.target for node in graph.nodes])
-
-    monkeypatch.setattr(client_by_client, "apply", seen)
-    engine._steps.clear()
-    name = f"{__name__}:{model.__name__}"
-    stacked = trained(name, "vectorised")
+    rewritten = seen_after(monkeypatch, client_by_client)
+    assert_trains_as_alone(f"{__name__}:{model.__name__}")
     assert all(model.used in targets for targets in rewritten)
     left = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
     assert not any(target in left for targets in rewritten for target in targets)
-    assert [step.why_eager for step in engine._steps.values()] == [""]
-    alone = trained(name, "one_by_one")
-    for key, x in alone.items():
-        assert torch.allclose(x, stacked[key], rtol=1e-4, atol=1e-6), key
 
 
 class Folded(nn.Module):
@@ -187,23 +174,11 @@ class Folded(nn.Module):
 
 
 def test_first_layers_of_few_channels_run_client_by_client_among_folded_ones(monkeypatch):
-    rewritten = []
-    real = client_by_client.apply_to_first_layers
-
-    def seen(graph, prime):
-        real(graph, prime)
-        rewritten.append([node.target for node in graph.nodes])
-
-    monkeypatch.setattr(client_by_client, "apply_to_first_layers", seen)
-    engine._steps.clear()
-    stacked = trained(f"{__name__}:Folded", "vectorised")
+    rewritten = seen_after(monkeypatch, client_by_client, "apply_to_first_layers")
+    assert_trains_as_alone(f"{__name__}:Folded")
     (targets,) = rewritten
     assert targets.count(client_by_client.convolve_folded) == targets.count(client_by_client.kernel_gradients) == 2
     assert targets.count(torch.ops.aten.convolution.default) == 1  # the second layer's
-    assert [step.why_eager for step in engine._steps.values()] == [""]
-    alone = trained(f"{__name__}:Folded", "one_by_one")
-    for key, x in alone.items():
-        assert torch.allclose(x, stacked[key], rtol=1e-4, atol=1e-6), key
 
 
 @pytest.mark.parametrize("n, padding", [(1, (0, 0)), (3, (2, 1))])

@@ -5,9 +5,8 @@ import torch
 from torch import nn
 from torch.nn.functional import conv2d
 
-from plures import engine
 from plures.engine.passes import client_by_client, columns
-from tests.engine.test_channels_last import trained
+from tests.engine.stacks import assert_trains_as_alone, seen_after
 
 # clients, rows, in, out, height, width, window, stride, padding
 SHAPES = [
@@ -63,21 +62,9 @@ class Many(nn.Module):
 
 
 def test_step_with_many_channels_trains_as_one_client_after_another(monkeypatch):
-    rewritten = []
-    real = client_by_client.apply
-
-    def seen(graph, prime, with_winograd):
-        real(graph, prime, with_winograd)
-        rewritten.append([node.target for node in graph.nodes])
-
-    monkeypatch.setattr(client_by_client, "apply", seen)
-    engine._steps.clear()
-    stacked = trained(f"{__name__}:Many", "vectorised")
+    rewritten = seen_after(monkeypatch, client_by_client)
+    assert_trains_as_alone(f"{__name__}:Many")
     # Windows of the third layer lie side by side, and that of the fourth is one place: they are done otherwise.
     assert all(
         targets.count(columns.convolve_each) == targets.count(columns.gradients_each) == 1 for targets in rewritten
     )
-    assert [step.why_eager for step in engine._steps.values()] == [""]
-    alone = trained(f"{__name__}:Many", "one_by_one")
-    for key, x in alone.items():
-        assert torch.allclose(x, stacked[key], rtol=1e-4, atol=1e-6), key

@@ -5,7 +5,7 @@ import torch
 
 from plures import engine, seeds
 from plures.engine.passes import draws
-from tests.engine.test_channels_last import trained
+from tests.engine.stacks import assert_trains_as_alone
 
 
 @pytest.mark.parametrize("n_keys, n_numbers", [(1, 7), (5, 100), (3, draws.BLOCK + 5), (40, 1000)])
@@ -47,11 +47,6 @@ def test_dropout_of_a_step_is_drawn_so(monkeypatch):
     seen = []
     real = draws.draw
     monkeypatch.setattr(draws, "draw", lambda *args: seen.append(args[1]) or real(*args))
-    engine._steps.clear()
-    name = f"{__name__}:WithDropout"
-    stacked = trained(name, "vectorised")
+    assert_trains_as_alone(f"{__name__}:WithDropout")
     assert seen and set(seen) == {10 * 20}  # a number for each unit of each row of a batch
-    alone = trained(name, "one_by_one")
-    for key, x in alone.items():
-        assert torch.allclose(x, stacked[key], rtol=1e-4, atol=1e-6), key
     engine._steps.clear()

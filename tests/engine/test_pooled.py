@@ -7,7 +7,7 @@ from torch.nn.functional import conv2d, max_pool2d
 
 from plures import engine
 from plures.engine.passes import pooled
-from tests.engine.test_channels_last import trained
+from tests.engine.stacks import assert_trains_as_alone, seen_after, trained
 
 # clients, rows, in, out, height, width, window, padding, pooling: window, stride, padding, dilation, rounding up
 SHAPES = [
@@ -65,24 +65,12 @@ class Read(Pooled):
 
 @pytest.mark.parametrize("model, n_taken", [(Pooled, 2), (Read, 0)])
 def test_rewritten_step_trains_as_one_client_after_another(model, n_taken, monkeypatch):
-    rewritten = []
-    real = pooled.apply
-
-    def seen(graph, prime):
-        real(graph, prime)
-        rewritten.append([node.target for node in graph.nodes])
-
+    rewritten = seen_after(monkeypatch, pooled)
     monkeypatch.setattr(pooled, "LARGE", 1)
-    monkeypatch.setattr(pooled, "apply", seen)
-    engine._steps.clear()
-    stacked = trained(f"{__name__}:{model.__name__}", "vectorised")
+    assert_trains_as_alone(f"{__name__}:{model.__name__}")
     (targets,) = rewritten
     assert targets.count(pooled.convolve) == targets.count(pooled.gradients) == n_taken
     assert targets.count(torch.ops.aten.max_pool2d_with_indices.default) == 2 - n_taken
-    assert [step.why_eager for step in engine._steps.values()] == [""]
-    alone = trained(f"{__name__}:{model.__name__}", "one_by_one")
-    for key, x in alone.items():
-        assert torch.allclose(x, stacked[key], rtol=1e-4, atol=1e-6), key
     engine._steps.clear()
 
 

@@ -4,11 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from plures import engine
 from plures.engine import onednn, private
 from plures.engine.gradients import LargeProduct, Product
 from plures.engine.passes import columns, products, winograd
-from tests.engine.test_channels_last import trained
+from tests.engine.stacks import assert_trains_as_alone, seen_after
 
 needs_onednn = pytest.mark.skipif(not private.has_onednn, reason="this torch lacks kernels of oneDNN")
 
@@ -55,19 +54,6 @@ def test_large_gradient_is_added_as_any_other():
     assert are_close(LargeProduct(left, right).dense(), torch.bmm(left.double(), right.double()))
 
 
-def seen_targets(monkeypatch):
-    """What the pass is given, and what it leaves."""
-    graphs = []
-    real = products.apply
-
-    def seen(graph, n):
-        real(graph, n)
-        graphs.append([node.target for node in graph.nodes])
-
-    monkeypatch.setattr(products, "apply", seen)
-    return graphs
-
-
 class Wide(nn.Module):
     """A dense layer of 4.9 million FLOPs for a batch of eight, and a small one."""
 
@@ -81,16 +67,12 @@ class Wide(nn.Module):
 
 @needs_onednn
 def test_large_products_of_a_step_are_rewritten_and_train_as_one_client_after_another(monkeypatch, by_onednn):
-    graphs = seen_targets(monkeypatch)
+    graphs = seen_after(monkeypatch, products)
     monkeypatch.setattr(products, "LARGE", 2 * 8 * 64 * 600)  # the first layer with a batch of eight; not the head
-    stacked = trained(f"{__name__}:Wide", "vectorised")
-    assert [step.why_eager for step in engine._steps.values()] == [""]
+    assert_trains_as_alone(f"{__name__}:Wide")
     of_step = graphs[0]
     assert onednn.add_multiply_each in of_step and LargeProduct in of_step
     assert torch.ops.aten.baddbmm.default in of_step and Product in of_step  # the head
-    alone = trained(f"{__name__}:Wide", "one_by_one")
-    for key, x in alone.items():
-        assert torch.allclose(x, stacked[key], rtol=1e-4, atol=1e-6), key
 
 
 @needs_onednn
@@ -183,16 +165,12 @@ class Recurrent(nn.Module):
 
 @needs_onednn
 def test_weights_of_a_recurrent_net_are_packed_once(monkeypatch, by_onednn):
-    graphs = seen_targets(monkeypatch)
+    graphs = seen_after(monkeypatch, products)
     monkeypatch.setattr(products, "NOT_TINY", 1)
     monkeypatch.setattr(products, "USES", 7)  # the first of eight positions has no state
-    stacked = trained(f"{__name__}:Recurrent", "vectorised")
-    assert [step.why_eager for step in engine._steps.values()] == [""]
+    assert_trains_as_alone(f"{__name__}:Recurrent")
     assert graphs[0].count(onednn.pack) == 2  # forth and back
     assert graphs[0].count(onednn.add_multiply_packed) + graphs[0].count(onednn.multiply_packed) == 14
-    alone = trained(f"{__name__}:Recurrent", "one_by_one")
-    for key, x in alone.items():
-        assert torch.allclose(x, stacked[key], rtol=1e-4, atol=1e-6), key
 
 
 def test_where_convolutions_are_faster_than_products_fewer_are_rewritten(monkeypatch):
