@@ -16,6 +16,7 @@ from plures.engine.costs import GROUP_BYTES, Cost, Size, convolutions, cost_of, 
 from plures.engine.eager import Signature, over_clients
 from plures.engine.gradients import Gradient
 from plures.engine.late import Late
+from plures.engine.onednn import DenseLayers
 from plures.engine.operation import per_client
 from plures.engine.private import KernelCount
 from plures.engine.steps import Live, Step, Steps
@@ -24,6 +25,7 @@ from plures.engine.trace import NotTraced, Role, name_of, trace_step, trace_valu
 __all__ = [
     "GROUP_BYTES",
     "Cost",
+    "DenseLayers",
     "Engine",
     "Gradient",
     "KernelCount",

@@ -8,12 +8,15 @@ call of it takes some microseconds more.
 import functools
 import platform
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from plures.engine import private
 
+LARGE = 4e6  # FLOPs of a product; a smaller one takes less time than a call of oneDNN takes more
 WIDEST = "AVX512"
 INTEL = "GenuineIntel"
 
@@ -97,3 +100,18 @@ def multiply_packed(a: Tensor, packed: Tensor) -> Tensor:
 def add_multiply_packed(to: Tensor, a: Tensor, packed: Tensor) -> Tensor:
     """The same, added to what can be spread to its shape."""
     return multiply_packed(a, packed).add_(to)
+
+
+class DenseLayers(TorchFunctionMode):
+    """In here large dense layers of modules run by oneDNN, where that is faster and no gradient is asked for.
+
+    A thread that enters it sees it, and no other does.
+    """
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.nn.functional.linear and not kwargs and len(args) == 3:
+            x, weight, bias = args
+            no_gradient = not (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad))
+            if no_gradient and takes(weight) and x.dtype == weight.dtype and 2 * x.numel() * len(weight) >= LARGE:
+                return multiply(x.reshape(-1, x.shape[-1]), weight.t(), bias).view(*x.shape[:-1], len(weight))
+        return function(*args, **(kwargs or {}))

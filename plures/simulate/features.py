@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from plures import engine
 from plures._version import __version__
 from plures.data.population import Population
 from plures.learn.frozen import fingerprint
@@ -129,12 +130,17 @@ def estimate_seconds(task: Task, x: Tensor, n_rows: int, n_threads: int) -> floa
 
 def _compute(lower: Lower, x: Tensor, rows: np.ndarray, n_threads: int) -> Tensor:
     """[row, ...], by blocks."""
+
+    def run(block: Tensor) -> Tensor:
+        with engine.DenseLayers():
+            return lower.run(x[block])
+
     blocks = [torch.from_numpy(rows[at : at + BLOCK]) for at in range(0, len(rows), BLOCK)]
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         with without_fast_path(), ThreadPoolExecutor(n_threads) as pool:
-            return torch.cat(list(pool.map(lambda block: lower.run(x[block]), blocks)))
+            return torch.cat(list(pool.map(run, blocks)))
     finally:
         torch.set_num_threads(before)
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from plures import engine
 from plures.engine import onednn, private
 from plures.engine.gradients import LargeProduct, Product
 from plures.engine.passes import columns, products, winograd
@@ -180,3 +181,26 @@ def test_where_convolutions_are_faster_than_products_fewer_are_rewritten(monkeyp
     assert winograd.pays(*args)
     monkeypatch.setattr(onednn, "is_faster", lambda: True)
     assert not winograd.pays(*args)
+
+
+@needs_onednn
+def test_large_dense_layers_of_a_module_run_by_onednn(monkeypatch, by_onednn):
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(50, 200), nn.ReLU(), nn.Linear(200, 3, bias=False))
+    x = torch.randn(4, 6, 50)
+    wanted, called = module.double()(x.double()), []
+    module.float()
+    real = onednn.multiply
+    monkeypatch.setattr(onednn, "multiply", lambda a, *others: called.append(tuple(a.shape)) or real(a, *others))
+    monkeypatch.setattr(onednn, "LARGE", 2 * 24 * 50 * 200)
+    with torch.no_grad(), engine.DenseLayers():
+        assert are_close(module(x), wanted)
+        assert are_close(module.double()(x.double()), wanted)
+    with engine.DenseLayers():
+        module.float()(x).sum().backward()
+    assert module[0].weight.grad is not None
+    assert called == [(24, 50)]  # the first layer alone, in single precision, and without gradients
+    monkeypatch.setattr(onednn, "is_faster", lambda: False)
+    with torch.no_grad(), engine.DenseLayers():
+        module.float()(x)
+    assert len(called) == 1

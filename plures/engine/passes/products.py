@@ -16,7 +16,7 @@ from plures.engine.passes.join_products import is_transposed, value_of
 
 aten = torch.ops.aten
 
-LARGE = 4e6  # FLOPs of a product; a smaller one takes less time than a call of oneDNN takes more
+LARGE = onednn.LARGE
 
 USES = 8  # of a matrix in a step, from which it pays to pack it
 NOT_TINY = 4e5  # FLOPs of a product with a packed matrix
