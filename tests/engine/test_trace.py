@@ -263,3 +263,21 @@ def test_a_pass_that_is_wrong_is_found_in_double_precision_too(monkeypatch):
     monkeypatch.setattr(client_by_client, "convolve_each", lambda *args: 1.5 * right(*args))
     with pytest.raises(trace.NotTraced, match="other numbers"):
         traced(losses, 1, tensors, [0, 0])
+
+
+def test_values_too_are_compared_in_double_precision_where_they_differ(monkeypatch):
+    """An evaluation of a deep net stays traced; one that is wrong in double precision does not."""
+
+    def values(tensors):
+        weights, x = tensors
+        return [torch.bmm(x, weights).relu().sum((1, 2))]
+
+    torch.manual_seed(0)
+    tensors = [torch.randn(3, 4, 2), torch.randn(3, 5, 4)]
+    real = trace._are_close
+    monkeypatch.setattr(trace, "_are_close", lambda a, b: a.dtype == torch.float64 and real(a, b))
+    run = trace.trace_values(values, tensors, [0, 0], Engine())
+    assert torch.allclose(run(tensors)[0], values(tensors)[0])
+    monkeypatch.setattr(trace, "_are_close", lambda a, b: False)
+    with pytest.raises(trace.NotTraced, match="other numbers"):
+        trace.trace_values(values, tensors, [0, 0], Engine())
