@@ -155,10 +155,16 @@ MOST_TOML_BYTES = 100_000_000
 
 def read_toml(path: Path) -> dict[str, Any]:
     """The values of a TOML file."""
+    return read_toml_with_text(path)[0]
+
+
+def read_toml_with_text(path: Path) -> tuple[dict[str, Any], str]:
+    """The values of a TOML file, and its text with the comments: read once, for another process may replace it."""
     try:
         if path.stat().st_size > MOST_TOML_BYTES:
             raise UsageError(f"{path} has {in_bytes(path.stat().st_size)}, which is too much for a config file")
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        return tomllib.loads(text), text
     except FileNotFoundError:
         raise UsageError(f"there is no config file {str(path)!r}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -11,7 +11,7 @@ from typing import Any
 from plures import devices
 from plures.data.partition import split_to_json
 from plures.errors import DataError, Interrupted, UsageError
-from plures.files import parse_toml, read_toml, sum_of, write_text
+from plures.files import parse_toml, read_toml_with_text, sum_of, write_text
 from plures.runs import older
 from plures.runs.config import HOW_IT_IS_RUN, Config, config_toml, make_config
 from plures.runs.scene import Objects, Scene, make_scene
@@ -95,8 +95,8 @@ def write_config(folder: Path, config: Config) -> None:
 def read_values(folder: Path) -> dict[str, Any]:
     """The options in config.toml; raises if they, or the files beside it, are not those that the run began with."""
     path = folder / "config.toml"
-    values = read_toml(path)
-    for name, known in re.findall(r"^# check (\S+) (\w+)$", path.read_text(encoding="utf-8"), re.MULTILINE):
+    values, text = read_toml_with_text(path)
+    for name, known in re.findall(r"^# check (\S+) (\w+)$", text, re.MULTILINE):
         try:
             found = _sum_of_options(values) if name == path.name else _sum_of_file(folder / name)
         except OSError as error:

@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from plures.cli.main import call
 from plures.errors import DataError, UsageError
 from plures.files import lock, lock_holder, sum_of
 from plures.runs import checkpoint
+from plures.runs.folders import open_config, write_config
 from plures.runs.simulation import resume
 
 
@@ -131,6 +133,21 @@ def test_of_two_resumes_at_once_one_works_and_the_other_says_who_has_the_folder(
     winner = next(process for process in both if process.exitcode == 0)
     assert f"is running already, as process {winner.pid}" in capfd.readouterr().err
     assert len((run / "rounds.csv").read_text().splitlines()) == 1 + 300
+
+
+def test_a_config_that_another_process_replaces_is_read_as_it_was_or_as_it_is(run, monkeypatch):
+    before = open_config(run)
+    real = Path.read_text
+
+    def read_and_replace(path, *args, **options):
+        text = real(path, *args, **options)
+        if path.name == "config.toml":
+            write_config(run, before.model_copy(update={"rounds": before.rounds + 5}))
+        return text
+
+    monkeypatch.setattr(Path, "read_text", read_and_replace)
+    assert open_config(run).rounds == before.rounds
+    assert open_config(run).rounds == before.rounds + 5
 
 
 def test_a_child_does_not_keep_the_lock_of_its_parent(tmp_path):
