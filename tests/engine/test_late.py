@@ -128,4 +128,10 @@ def test_what_may_be_late_is_found_and_said(started):
     trained(f"{__name__}:Dense", "vectorised")
     (step,) = engine._steps.values()
     assert step.late == [0]
-    assert late_updates.LARGE <= 64 * 1600
+
+
+def test_small_layers_stay_as_they_are(started, monkeypatch):
+    monkeypatch.setattr(late_updates, "LARGE", 64 * 1600 + 1)
+    trained(f"{__name__}:Dense", "vectorised")
+    assert [step.late for step in engine._steps.values()] == [[]]
+    assert not any(started)
